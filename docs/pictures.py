@@ -18,8 +18,9 @@ from matplotlib.figure import Figure
 
 from gates.roles.roles import RULES
 from training.plotting import COLOURS, INK, legend_beside, method_styles, styled
+from training.report.captions import STAGE_TITLES
 from training.report.contents import Course, ReportData
-from training.report.figures import DENSE, STAGE_TITLES, draw_quality, masks_by_method, recoveries, ticks, what_is_drawn
+from training.report.figures import DENSE, draw_quality, masks_by_method, recoveries, ticks, what_is_drawn
 from training.report.pictures import film_strip, pictures_of, role_map
 from training.report.reading import read_contents, read_roles
 
@@ -78,8 +79,7 @@ def of_pages() -> Iterator[tuple[str, Figure]]:
     contents, course, title = of_gates()
     budget = HEADS[-1]
     yield "film", film_strip(course, title)
-    kept = {name: values for name, at in contents.masks if at == budget and (values := contents.kept(name, at))}
-    yield "masks", masks_by_method(kept, seeds=contents.comparison["seed"].nunique())
+    yield "masks", masks_by_method(contents.kept_at(budget), seeds=contents.comparison["seed"].nunique())
     yield "overlap", next(one.figure for one in pictures_of(contents) if one.name == f"agreement_{budget}")
     roles = read_roles(RESULTS / "roles" / "roles.csv")
     yield "roles", role_map(roles, [rule.name for rule in RULES if roles[f"{rule.name}_strength"].notna().any()])

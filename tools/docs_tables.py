@@ -6,8 +6,8 @@ A page says between two comments which command makes a table::
     ...
     <!-- end -->
 
-``--rewrite FOLDER...`` writes ``summary.csv``, ``statistics.csv`` and ``verdict.md`` of finished comparisons again, from their
-rows and the tests that they have.
+``--rewrite FOLDER...`` writes ``summary.csv`` and ``verdict.md`` of finished comparisons again, from their rows and the tests
+that they have.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from training.commands.options import summary_parser
 from training.commands.summary import check_unused, report
 from training.runs.directory import only_writer
 from training.runs.stored import CHECKSUMS, read_json, read_table, remove_checksums, write_checksums
-from training.stats.tables import rank_methods, restate, summarise
+from training.stats.tables import TEST_COLUMNS, rank_methods, summarise
 from training.stats.verdict import verdict
 
 TABLE = re.compile(r"(<!-- python -m training summary ([^\n]*?) -->)\r?\n.*?<!-- end -->", re.DOTALL)
@@ -71,20 +71,18 @@ def update(page: Path) -> None:
 
 
 def rewrite(folder: Path) -> None:
-    """Write the summary, the tests and the verdict of a comparison again.
-
-    Predictions are not needed: tests that are still claims are kept, see :func:`training.stats.tables.restate`.
+    """Write the summary and the verdict of a comparison again. The tests, which need predictions, stay as they are.
 
     Raises:
         GateError: if the comparison is not finished, or its rows are not all there.
     """
     try:
         metrics = read_json(folder / "metrics.json", dict)
-        comparison, earlier = (read_table(folder / name) for name in ("comparison.csv", "statistics.csv"))
+        comparison, tests = read_table(folder / "comparison.csv"), read_table(folder / "statistics.csv", needed=TEST_COLUMNS)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise GateError(f"{str(folder)!r} does not hold a finished comparison; start its command again") from error
     metric, lower = str(metrics["main_metric"]), bool(metrics.get("lower_is_better", False))
-    summary, tests = summarise(comparison, metric), restate(comparison, earlier, metric, lower_is_better=lower)
+    summary = summarise(comparison, metric)
     check_complete(folder, summary)
     text = verdict(
         summary,
@@ -98,7 +96,7 @@ def rewrite(folder: Path) -> None:
         within={int(budget): time for budget, time in metrics.get("within", {}).items()},
         majority=metrics.get("majority", {}).get(metric),
     )
-    files = {"summary.csv": summary.to_csv(index=False), "statistics.csv": tests.to_csv(index=False), "verdict.md": text}
+    files = {"summary.csv": summary.to_csv(index=False), "verdict.md": text}
     has_checksums = (folder / CHECKSUMS).is_file()
     remove_checksums(folder)
     for name, content in files.items():

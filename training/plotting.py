@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import Any, Literal, ParamSpec
 
@@ -14,7 +14,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.ticker import NullFormatter
-from matplotlib.transforms import ScaledTranslation
 from PIL import Image
 from torch import Tensor
 
@@ -33,8 +32,6 @@ OF_METHODS = {"learned": COLOURS[0], "his": COLOURS[1], "random": COLOURS[-1]}
 """Colours of the methods that most pictures hold; no other method has them while others are left."""
 MARKERS = "osD^vP*X<>"
 DASHES: tuple[Any, ...] = ("-", "--", (0, (1, 1.2)), "-.", (0, (5, 1, 1, 1, 1, 1)))
-SPREAD_WIDELY = 10
-"""How many times the least value the largest is where an axis becomes logarithmic."""
 MAP = "cividis"
 """Of heat maps: perceptually uniform, and the same for colour-blind readers."""
 STYLE: dict[Any, Any] = {
@@ -50,6 +47,7 @@ STYLE: dict[Any, Any] = {
     "ytick.color": INK,
     "axes.spines.top": False,
     "axes.spines.right": False,
+    "axes.facecolor": "none",
     "grid.color": INK,
     "grid.alpha": 0.15,
     "text.parse_math": False,  # a name may hold dollar signs
@@ -59,7 +57,7 @@ P = ParamSpec("P")
 
 
 def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """Draw in the project's style, to the end: ticks are made on drawing and would otherwise take the style of their day."""
+    """Draw in the project's style, and to the end: ticks take the style that is in force when they are drawn."""
 
     @wraps(draw)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> Figure:
@@ -73,7 +71,7 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 
 
 def line_style(index: int) -> dict[str, Any]:
-    """Colour, marker and dashes of the line with this index; their periods differ, so the first 70 lines all do."""
+    """Return colour, marker and dashes of a line. Their periods differ, so the first 70 lines differ."""
     return {
         "color": COLOURS[index % len(COLOURS)],
         "marker": MARKERS[index % len(MARKERS)],
@@ -82,7 +80,7 @@ def line_style(index: int) -> dict[str, Any]:
 
 
 def method_styles(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """One style per method: colours differ as long as there are any left of :data:`COLOURS`, and so do markers."""
+    """Return one style per method. Colours and markers differ as long as there are any left."""
     free = sorted(COLOURS, key=lambda colour: colour in OF_METHODS.values())
     others = [method for method in methods if method not in OF_METHODS]
     colours = OF_METHODS | {method: free[index % len(free)] for index, method in enumerate(others)}
@@ -90,12 +88,12 @@ def method_styles(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def legend_beside(figure: Figure, axes: Axes, order: Sequence[str] = ()) -> Legend:
-    """The names of an axes' lines on the right of the picture.
+    """Write the names of the lines on the right of the picture.
 
     Args:
-        figure: in constrained layout, which makes room.
-        axes: with the lines.
-        order: of the names, from the top; others come after them.
+        figure: The picture, in constrained layout, which makes room.
+        axes: The axes with the lines.
+        order: The names from the top; others come after them.
     """
     handles, labels = axes.get_legend_handles_labels()
     places = sorted(range(len(labels)), key=lambda at: order.index(labels[at]) if labels[at] in order else len(order))
@@ -104,35 +102,13 @@ def legend_beside(figure: Figure, axes: Axes, order: Sequence[str] = ()) -> Lege
     )
 
 
-def label_ends(axes: Axes, ends: Mapping[str, tuple[float, str]], *, size: float = 8) -> None:
-    """Names on the right of the axes, each in the colour of its line and at its end, moved apart where they are close.
-
-    Args:
-        axes: with limits that are not to change any more.
-        ends: name to the value at the line's end and its colour.
-        size: of the letters in points.
-    """
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    figure.draw_without_rendering()  # the height of the axes is known then
-    is_log = axes.get_yscale() == "log"
-    low, high = np.log10(axes.get_ylim()) if is_log else axes.get_ylim()
-    ends = {name: (float(np.log10(end)), colour) for name, (end, colour) in ends.items()} if is_log else ends
-    apart = 1.25 * size / 72 / (axes.get_position().height * figure.get_figheight()) * (high - low)
-    names = sorted(ends, key=lambda name: ends[name][0])
-    heights = spread(np.array([min(high, max(low, ends[name][0])) for name in names]), apart, high)
-    right = axes.get_yaxis_transform() + ScaledTranslation(5 / 72, 0, figure.dpi_scale_trans)
-    for name, height in zip(names, heights, strict=True):
-        axes.text(
-            1, 10**height if is_log else height, name, transform=right, color=ends[name][1], size=size, va="center", ha="left"
-        )
-
-
 def spread_widely_(axes: Axes, values: Iterable[float], *, axis: Literal["x", "y"] = "y") -> None:
-    """A logarithmic axis if the largest of values, all above 0, is many times the least, as perplexities of models without
-    training are. Its limits frame the values."""
+    """Make an axis logarithmic if all values are above 0 and the largest is over ten times the least.
+
+    Perplexities of models without training spread so widely.
+    """
     finite = [float(value) for value in values if np.isfinite(value)]
-    if not finite or max(finite) < SPREAD_WIDELY * min(finite):
+    if not finite or min(finite) <= 0 or max(finite) < 10 * min(finite):
         return
     axes.set(**{f"{axis}scale": "log", f"{axis}lim": (min(finite) / 1.3, max(finite) * 1.3)})
     along = axes.yaxis if axis == "y" else axes.xaxis
@@ -140,55 +116,58 @@ def spread_widely_(axes: Axes, values: Iterable[float], *, axis: Literal["x", "y
     along.set_minor_formatter(NullFormatter())
 
 
-def spread(values: np.ndarray, apart: float, top: float) -> np.ndarray:
-    """Rising values ``[n]``, moved so that neighbours are at least so far apart and none is above the top: those that
-    would touch are spread around their mean."""
-    groups: list[list[float]] = []
-    for value in values:
-        groups.append([float(value)])
-        while len(groups) > 1 and _lowest(groups[-1], apart, top) - _highest(groups[-2], apart, top) < apart:
-            last = groups.pop()
-            groups[-1] += last
-    return np.array([_lowest(group, apart, top) + apart * place for group in groups for place in range(len(group))])
+def draw_by_kind(
+    sites: Sequence[AttentionSite], draw: Callable[..., None], *values: np.ndarray, title: str, width: float = 1.2
+) -> Figure:
+    """Draw layer x head pictures, one panel per kind of attention.
 
-
-def _highest(group: list[float], apart: float, top: float) -> float:
-    return min(top, sum(group) / len(group) + apart * (len(group) - 1) / 2)
-
-
-def _lowest(group: list[float], apart: float, top: float) -> float:
-    return _highest(group, apart, top) - apart * (len(group) - 1)
-
-
-@styled
-def gate_heat_map(sites: tuple[AttentionSite, ...], values: Tensor, *, title: str) -> Figure:
-    """Layer x head pictures of a value per head in [0, 1], one panel per kind of attention."""
-    parts = list(zip(sites, values.split([site.heads for site in sites]), strict=True))
+    Args:
+        sites: The attention modules.
+        draw: Draws one panel, given its axes and a grid ``[layers, heads]`` of each of the values, NaN where there is no head.
+        values: Numbers per head, ``[heads]`` each.
+        title: The title of the whole picture.
+        width: Inches beside the panels.
+    """
+    ends = np.cumsum([site.heads for site in sites])[:-1]
     kinds = [kind for kind in KINDS if any(site.kind == kind for site in sites)]
-    figure = Figure(figsize=(1.2 + 3.6 * len(kinds), 1.5 + 0.35 * max(1, len(parts) // len(kinds))), layout="constrained")
+    height = 1.8 + 0.35 * max(1, len(sites) // len(kinds))
+    figure = Figure(figsize=(width + 3.6 * len(kinds), height), layout="constrained")
     for axes, kind in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
-        rows = [(site.layer, part) for site, part in parts if site.kind == kind]
-        grid = np.full((len(rows), max(len(part) for _, part in rows)), np.nan)
-        for row, (_, part) in enumerate(rows):
-            grid[row, : len(part)] = part.numpy()
-        image = axes.imshow(grid, cmap=MAP, vmin=0, vmax=1, aspect="auto")
+        own = [place for place, site in enumerate(sites) if site.kind == kind]
+        grids = [np.full((len(own), max(sites[place].heads for place in own)), np.nan) for _ in values]
+        for grid, of_heads in zip(grids, values, strict=True):
+            parts = np.split(of_heads, ends)
+            for row, place in enumerate(own):
+                grid[row, : sites[place].heads] = parts[place]
+        draw(axes, *grids)
         axes.set(title=kind, xlabel="head", ylabel="layer")
-        axes.set_yticks(range(len(rows)), [str(layer) for layer, _ in rows])
-        axes.set_xticks(range(grid.shape[1]))
-    figure.colorbar(image, ax=figure.axes, label="gate")
+        axes.set_yticks(range(len(own)), [str(sites[place].layer) for place in own])
+        axes.set_xticks(range(grids[0].shape[1]))
     figure.suptitle(title)
     return figure
 
 
 @styled
+def gate_heat_map(sites: Sequence[AttentionSite], values: Tensor, *, title: str) -> Figure:
+    """Draw a value per head in [0, 1], layer x head, one panel per kind of attention."""
+
+    def draw(axes: Axes, grid: np.ndarray) -> None:
+        axes.imshow(grid, cmap=MAP, vmin=0, vmax=1, aspect="auto")
+
+    figure = draw_by_kind(sites, draw, values.numpy(), title=title)
+    figure.colorbar(figure.axes[0].images[0], ax=figure.axes, label="gate")
+    return figure
+
+
+@styled
 def quality_by_budget(curve: pd.DataFrame, comparison: pd.DataFrame, *, metric: str, lower_is_better: bool = False) -> Figure:
-    """Quality against heads kept: a line per ranking post hoc, and points at the run's budget for retrained models.
+    """Draw quality against heads kept: a line per ranking post hoc, and points at the run's budget for retrained models.
 
     Args:
-        curve: columns method, heads, select_METRIC (mask only, selection split).
-        comparison: columns method, stage, heads, select_METRIC.
-        metric: such as ``accuracy``.
-        lower_is_better: whether it is one whose lowest value is the best, such as a perplexity.
+        curve: The columns method, heads, select_METRIC (mask only, selection split).
+        comparison: The columns method, stage, heads, select_METRIC.
+        metric: The metric, such as ``accuracy``.
+        lower_is_better: Whether its lowest value is the best, as of a perplexity.
     """
     column = f"select_{metric}"
     names = list(dict.fromkeys(map(str, curve["method"])))
@@ -217,11 +196,11 @@ def quality_by_budget(curve: pd.DataFrame, comparison: pd.DataFrame, *, metric: 
 
 @styled
 def mask_agreement(masks: dict[str, Tensor], kinds: Tensor | None = None) -> Figure:
-    """Jaccard index of every pair of masks, beside what two random masks of this size would share.
+    """Draw the Jaccard index of every pair of masks, and the expected one of two random masks of this size.
 
     Args:
         masks: 0/1 ``[gates]``, all of one budget.
-        kinds: of each gate as a number ``[gates]``, if that budget is one per kind: random masks keep as many of each then.
+        kinds: The kind of each gate as a number ``[gates]``, for a budget per kind: random masks keep as many of each then.
     """
     names = list(masks)
     grid = np.array([[jaccard(masks[row], masks[column]) for column in names] for row in names])
@@ -233,13 +212,13 @@ def mask_agreement(masks: dict[str, Tensor], kinds: Tensor | None = None) -> Fig
 
 @styled
 def agreement_matrix(names: list[str], grid: np.ndarray, *, title: str, chance: float | None = None) -> Figure:
-    """Agreement of methods in [0, 1] with its numbers, every pair once.
+    """Draw the agreement of methods in [0, 1] with its numbers, every pair once.
 
     Args:
-        names: of the methods.
-        grid: ``[names, names]``, of which the lower triangle is shown; NaN where there is none.
-        title: of the picture.
-        chance: agreement of random masks, a line on the scale.
+        names: The methods.
+        grid: ``[names, names]``; its lower triangle is drawn. NaN for unknown pairs.
+        title: The title of the picture.
+        chance: The agreement of random masks, drawn as a line on the scale.
     """
     size = max(2.6, 1.0 + 0.42 * len(names))
     figure = Figure(figsize=(size + 1.6, size), layout="constrained")
@@ -264,7 +243,7 @@ def agreement_matrix(names: list[str], grid: np.ndarray, *, title: str, chance: 
 
 
 def figure_image(figure: Figure) -> Image.Image:
-    """A figure as a picture in memory, for loggers."""
+    """Return a figure as a picture in memory, for loggers."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)
     buffer.seek(0)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from matplotlib.figure import Figure
 from rich.markup import escape
 from torch import Tensor
 
@@ -160,69 +159,50 @@ def _check_trees(options: Any, *, needed: bool) -> None:
 
 
 class OutputDirectory:
-    """Tables, pictures, ``metrics.json`` and ``analysis.md``; analyses of the same run add up.
+    """Tables, pictures, ``metrics.json`` and ``analysis.md``. Analyses of the same run add up.
 
     Args:
-        path: of the directory.
-        run: that is analysed, as it was given.
-        findings: of earlier analyses, from ``metrics.json``.
+        path: The directory. Nothing is written into it yet.
+        run: The analysed run, as it was given.
+
+    Raises:
+        GateError: if the directory holds something else, or the analysis of another run.
     """
 
-    def __init__(self, path: Path, run: str, findings: dict[str, Any]) -> None:
-        self.path, self.run, self.findings = path, run, findings
+    def __init__(self, path: Path, run: str) -> None:
+        self.path, self.run = path, run
         self.files = RunDirectory(path)  # for its atomic writing alone
-
-    @classmethod
-    def claim(cls, path: Path, run: str) -> OutputDirectory:
-        """Check the directory; nothing is written yet.
-
-        Raises:
-            GateError: if it holds something else, or the analysis of another run.
-        """
+        self.findings: dict[str, Any] = {}
         refuse_file(path)
         if not path.is_dir() or not any(place.name != LOCK for place in path.iterdir()):
-            return cls(path, run, {})
+            return
         try:
             known = read_json(path / "metrics.json", dict, mend="give another directory")
-            analysed, findings = str(known["analysed_run"]), dict(known["experiments"])
-        except GateError:
-            raise
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            analysed, self.findings = str(known["analysed_run"]), dict(known["experiments"])
+        except (OSError, KeyError, TypeError) as error:
             raise GateError(f"--run_dir {str(path)!r} is not empty and holds no analysis; give another directory") from error
         if Path(analysed).resolve() != Path(run).resolve():
             raise GateError(
                 f"--run_dir {str(path)!r} holds the analysis of {analysed!r}, not of {run!r}; give another directory"
             )
-        return cls(path, run, findings)
 
     def write(self, name: str, finding: AnalysisResult, about: dict[str, Any]) -> None:
-        """The files of one experiment, and the two that sum up all."""
+        """Write the files of one experiment, and the two that sum up all."""
         (self.path / "plots").mkdir(parents=True, exist_ok=True)
         for file, table in finding.tables.items():
             self.files.write_table(f"{file}.csv", table)
         for file, figure in finding.figures.items():
-            self._write_figure(file, figure)
+            for form in ("png", "svg"):
+                with self.files.replacing(f"plots/{file}.{form}") as partial:
+                    figure.savefig(partial, format=form, dpi=150)
         for file, text in finding.pages.items():
             self.files.write_text(file, text)
         figures = [f"plots/{file}.png" for file in finding.figures]
         self.findings[name] = {**about, "sentences": finding.sentences, "numbers": finding.numbers, "figures": figures}
         self.findings = {key: self.findings[key] for key in TITLES if key in self.findings}
-        self.files.write_json(
-            "metrics.json",
-            {
-                "analysed_run": self.run,
-                "experiments": self.findings,
-                "code": code_version(),
-                "machine": machine(),
-                "versions": versions(),
-            },
-        )
+        stated = {"code": code_version(), "machine": machine(), "versions": versions()}
+        self.files.write_json("metrics.json", {"analysed_run": self.run, "experiments": self.findings, **stated})
         self.files.write_text("analysis.md", self._text())
-
-    def _write_figure(self, name: str, figure: Figure) -> None:
-        for form in ("png", "svg"):
-            with self.files.replacing(f"plots/{name}.{form}") as partial:
-                figure.savefig(partial, format=form, dpi=150)
 
     def _text(self) -> str:
         lines = [f"# Analysis of {Path(self.run).resolve().name}", ""]
@@ -248,17 +228,17 @@ EXPERIMENTS: dict[str, Callable[[DenseModel], AnalysisResult]] = {  # of the den
 
 
 def other_setup(run: RunDirectory, overrides: Sequence[str], other: Sequence[str]) -> Setup:
-    """What a run was told, with other data.
+    """Return the setup of a finished run with other data.
 
     Args:
-        run: finished.
-        overrides: arguments of :mod:`training.fit` in place of the run's.
-        other: those of other data, which come after them.
+        run: The run.
+        overrides: Arguments of :mod:`training.fit` that replace those of the run.
+        other: Those of other data, which come after them.
 
     Raises:
         GateError: for an argument that :mod:`training.fit` does not take.
     """
-    setup_of(run, overrides)  # so that what is wrong with both together lies with the other data
+    setup_of(run, overrides)  # so that an error of both together is one of the other data
     try:
         return setup_of(run, [*overrides, *other], "the options of other data")
     except GateError as error:
@@ -268,16 +248,16 @@ def other_setup(run: RunDirectory, overrides: Sequence[str], other: Sequence[str
 def analyze(line: CommandLine) -> None:
     """Run the experiments one after the other, and write each when it ends."""
     quiet_libraries()
-    options, overrides, other = line.options, line.rest, other_data_options(line.given)
-    chosen = experiments_of(options)
-    check_arguments(options, chosen, other)
-    with only_writer(Path(options.run_dir)):
-        _analyze(line, chosen, overrides, other)
+    other = other_data_options(line.given)
+    chosen = experiments_of(line.options)
+    check_arguments(line.options, chosen, other)
+    with only_writer(Path(line.options.run_dir)):
+        _analyze(line, chosen, other)
 
 
-def _analyze(line: CommandLine, chosen: Sequence[str], overrides: Sequence[str], other: Sequence[str]) -> None:
-    options = line.options
-    out = OutputDirectory.claim(Path(options.run_dir), options.run)
+def _analyze(line: CommandLine, chosen: Sequence[str], other: Sequence[str]) -> None:
+    options, overrides = line.options, line.rest
+    out = OutputDirectory(Path(options.run_dir), options.run)
     dense: DenseModel | None = None
     elsewhere = other_setup(RunDirectory.finished(options.run), overrides, other) if DOMAINS in chosen else None
     mask: Tensor | None = None
@@ -328,18 +308,19 @@ def _experiments(
             found[name] = partial(survival_of_roles, options.run, options.roles or str(Path(options.run_dir) / "roles.csv"))
         elif name == ROLES:
             observed = observe_folder(options.run) if dense is None else observe_run(dense, mask)
-            found[name] = partial(roles_of_heads, observed, read_texts(_files(options), observed))
+            relations, maps = _names("relations", options.relations), _names("maps", options.maps)
+            given = {name: getattr(options, name) for name in ("conllu", "text", "coref", "parser", "show")}
+            files = RoleFiles(**given, relations=relations, most_sentences=options.sentences, maps=maps)
+            found[name] = partial(roles_of_heads, observed, read_texts(files, observed))
+        elif name == DOMAINS:
+            assert dense is not None
+            assert elsewhere is not None
+            vocabulary_of = str(dense.run.checkpoint("dense"))  # a new vocabulary would mean nothing to the model
+            found[name] = partial(across_domains, dense, open_data(elsewhere, vocabulary_of))
         else:
             assert dense is not None
-            found[name] = _of_run(name, dense, elsewhere)
+            found[name] = partial(EXPERIMENTS[name], dense)
     return found
-
-
-def _files(options: Any) -> RoleFiles:
-    relations, maps = _names("relations", options.relations), _names("maps", options.maps)
-    return RoleFiles(
-        options.conllu, options.text, options.coref, relations, options.sentences, options.parser, options.show, maps
-    )
 
 
 def _names(option: str, listed: str | None) -> tuple[str, ...]:
@@ -348,11 +329,3 @@ def _names(option: str, listed: str | None) -> tuple[str, ...]:
     if listed is not None and not names:
         raise GateError(f"--{option} is {listed!r}; expected names separated by commas, or leave it out")
     return names
-
-
-def _of_run(name: str, dense: DenseModel, elsewhere: Setup | None) -> Callable[[], AnalysisResult]:
-    if name == DOMAINS:
-        assert elsewhere is not None
-        vocabulary_of = str(dense.run.checkpoint("dense"))  # a new vocabulary would mean nothing to the model
-        return partial(across_domains, dense, open_data(elsewhere, vocabulary_of))
-    return partial(EXPERIMENTS[name], dense)

@@ -29,16 +29,8 @@ from training.analysis.model import (
     gate_columns,
     head_importance,
     outcomes,
-    paired_change,
 )
-from training.analysis.plots import (
-    causal_map,
-    domain_scatter,
-    effect_map,
-    quality_by_kind,
-    quality_through_training,
-    relevance_scatter,
-)
+from training.analysis.plots import causal_map, effect_map, quality_by_kind, quality_through_training, scatter
 from training.data.base import TaskData
 from training.pruner.module import HeadPruner
 from training.runs import progress
@@ -46,7 +38,6 @@ from training.scoring.passes import importance_and_entropy
 from training.scoring.scorers import Scores
 from training.scoring.subject import ScoringContext, at_rest
 from training.setup import make_pruner, make_trainer
-from training.stats.bootstrap import Array
 from training.stats.significance import SIGNIFICANCE, holm
 
 POINT = 0.01
@@ -56,7 +47,7 @@ STEPS = 10
 
 
 def ablate_each(dense: DenseModel) -> AnalysisResult:
-    """Each head removed alone (section 3.2): the change on the test split, and whether it is more than chance.
+    """Remove each head alone (section 3.2): the change on the test split, and whether it is more than chance.
 
     ``p`` is McNemar's exact test for accuracy, the paired bootstrap over examples for other metrics of classifiers, and the
     paired t test for the loss, which is the metric of every other task; ``p_holm`` is corrected for the number of heads.
@@ -72,7 +63,7 @@ def ablate_each(dense: DenseModel) -> AnalysisResult:
     sentences = [
         f"In this one model, removing one {unit} alone {measure.worsens} test {measure.name} significantly (p < "
         f"{SIGNIFICANCE:g} over test examples, after Holm's correction for {total}) for {int(harmful.sum())} of {total} "
-        f"{unit}s and {measure.improves} it for {int(helpful.sum())}; with all {unit}s it is {measure.told(base)}.",
+        f"{unit}s and {measure.improves} it for {int(helpful.sum())}; with all {unit}s it is {measure.text(base)}.",
         f"{_largest_loss(measure, worst['change'], _name(worst))} Without correction {int((table['p'] < SIGNIFICANCE).sum())} "
         f"{unit}s would have seemed significant.",
     ]
@@ -89,7 +80,7 @@ def ablate_each(dense: DenseModel) -> AnalysisResult:
 
 
 def one_per_layer(dense: DenseModel) -> AnalysisResult:
-    """One layer at a time reduced to its single best head (section 3.3), all others whole.
+    """Reduce one layer at a time to its single best head (section 3.3), with all others whole.
 
     The best head is the one that, left alone in its layer, gives the best metric on the *selection* split (of equals the lowest
     loss); what it costs is then measured on the test split.
@@ -125,7 +116,7 @@ def one_per_layer(dense: DenseModel) -> AnalysisResult:
 
 
 def by_kind(dense: DenseModel) -> AnalysisResult:
-    """Quality against budget when heads of one kind alone are pruned (section 5), or of all kinds together.
+    """Measure quality against budget when heads of one kind alone are pruned (section 5), or of all kinds together.
 
     ``one-shot``: in the order of HIS, normalised by layer, of the dense model; ``iterative``: about 10 % at a time, with HIS
     estimated again before each step (section 4). Scores are from training data, quality from the test split.
@@ -175,13 +166,14 @@ def by_kind(dense: DenseModel) -> AnalysisResult:
 
 
 def prune_counts(heads: int) -> list[int]:
-    """How many of so many heads are pruned at each of ten equal steps, from none to all."""
+    """Return how many heads are pruned at each of ten equal steps, from none to all."""
     return sorted({round(step * heads / STEPS) for step in range(STEPS + 1)})
 
 
 def across_domains(dense: DenseModel, other: TaskData) -> AnalysisResult:
-    """Whether the same heads matter on other data of the same task (section 3.4): HIS and the effect on the loss of removing
-    each head alone, both on the test splits, where nothing is chosen by them.
+    """Compare which heads matter on the run's data and on other data of the same task (section 3.4).
+
+    Both HIS and the effect on the loss of removing each head alone are of the test splits, where nothing is chosen by them.
 
     Raises:
         GateError: if the other data are of another task, or have other classes or another vocabulary.
@@ -198,17 +190,23 @@ def across_domains(dense: DenseModel, other: TaskData) -> AnalysisResult:
         columns[f"{prefix}loss_change"], columns[f"{prefix}change"] = changes["loss_change"], changes["change"]
     table = gate_columns(dense.gates).assign(**columns)
     measure = dense.measure
-    here, there = (measure.told(value) for value in values)
+    here, there = (measure.text(value) for value in values)
     sentences = [f"Test {measure.name} is {here} on the run's data and {there} on the other data."]
     numbers: dict[str, Any] = {"dense": values[0], "dense_other": values[1]}
-    for name, title in (("his", "HIS"), ("loss_change", f"the effect on the loss of removing each {dense.gates.unit}")):
-        numbers[name] = _correlations(table[name].to_numpy(), table[f"other_{name}"].to_numpy())
-        sentences.append(f"Between the two, {title} correlates {_described(numbers[name])}.")
-    return AnalysisResult({"domains": table}, {"domains": domain_scatter(table, numbers)}, sentences, numbers)
+    panels = []
+    for name, title, short in (
+        ("his", "HIS", "HIS, normalised by layer"),
+        ("loss_change", f"the effect on the loss of removing each {dense.gates.unit}", "change of the loss without the head"),
+    ):
+        numbers[name] = found = _correlations(table[name].to_numpy(), table[f"other_{name}"].to_numpy())
+        sentences.append(f"Between the two, {title} correlates {_described(found)}.")
+        r = "" if found["pearson"] is None else f" (r = {found['pearson']:.2f})"
+        panels.append((name, f"other_{name}", {"title": short + r, "xlabel": "run's data", "ylabel": "other data"}))
+    return AnalysisResult({"domains": table}, {"domains": scatter(table, panels)}, sentences, numbers)
 
 
 def _check_same_task(own: TaskData, other: TaskData) -> None:
-    """Raises :class:`GateError` for data on which the model of a run means nothing."""
+    """Raise :class:`GateError` for data on which the model of a run means nothing."""
     if type(other.task) is not type(own.task):
         raise GateError(
             f"the other data are of the task {type(other.task).__name__} and the run's of {type(own.task).__name__}; give data "
@@ -223,7 +221,7 @@ def _check_same_task(own: TaskData, other: TaskData) -> None:
 
 
 def _changes(values: np.ndarray[Any, Any], losses: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """Metric, loss and their changes against the first mask, for the further masks; the loss with a paired standard error."""
+    """Return metric, loss and their changes against the first mask, for the other masks; the loss with a standard error."""
     change = losses[1:] - losses[0]
     return {
         "metric": values[1:],
@@ -235,13 +233,13 @@ def _changes(values: np.ndarray[Any, Any], losses: np.ndarray[Any, Any]) -> dict
 
 
 def _tests(differences: Sequence[Any]) -> dict[str, Any]:
-    """Intervals and p values, also corrected for their number."""
+    """Return intervals and p values, also corrected for their number."""
     p = [difference.p for difference in differences]
     return {"low": [d.low for d in differences], "high": [d.high for d in differences], "p": p, "p_holm": holm(p)}
 
 
 def _correlations(values: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """Pearson with its 95 % interval (Fisher's z) and Spearman; None where one side is constant or there are too few."""
+    """Return Pearson with its 95 % interval (Fisher's z) and Spearman; None where a side is constant or there are too few."""
     names = ("pearson", "pearson_low", "pearson_high", "spearman")
     if len(values) < 4 or np.ptp(values) == 0 or np.ptp(other) == 0:
         return dict.fromkeys(names)
@@ -280,8 +278,7 @@ GATING_STEPS, SEEDS = 100, (0, 1, 2)
 
 
 def causal_classes(dense: DenseModel) -> AnalysisResult:
-    """Facilitating, irrelevant and interfering heads, from training data, with the agreement of seeds; then all heads of each
-    role closed at once, on the test split."""
+    """Find facilitating, irrelevant and interfering heads on training data, then close all of each role on the test split."""
     roles = _roles(dense)
     found, agreement, gates = roles.roles(), roles.agreement(), dense.gates
     scores = roles.scores().mean(0)
@@ -294,7 +291,7 @@ def causal_classes(dense: DenseModel) -> AnalysisResult:
     sentences = [
         f"Of {gates.size} {gates.unit}s, {', '.join(counts[:-1])} and {counts[-1]}, at a price and a reward of {PRICE:g} in "
         f"units of the loss; {len(SEEDS)} seeds agree on the role of {int(unanimous.sum())}.",
-        *(_causal_sentence(row, dense.metric, gates.unit) for _, row in closed.iterrows() if row["gates"]),
+        *(_causal_sentence(row, dense.measure, gates.unit) for _, row in closed.iterrows() if row["gates"]),
     ]
     numbers = {
         "roles": {name: int((found == index).sum()) for index, name in enumerate(ROLES)},
@@ -323,52 +320,26 @@ def _roles(dense: DenseModel) -> CausalRoles:
 
 
 def _closed(dense: DenseModel, roles: Tensor) -> pd.DataFrame:
-    """What it changes on the test split to close all gates of a role; roles without gates have no change."""
+    """Return what changes on the test split when all gates of a role are closed. Tasks without classes have only the loss."""
     masks = torch.stack([torch.ones(len(roles)), *((roles != index).float() for index in range(len(ROLES)))])
     found = outcomes(dense, masks, "test")
+    differences = found.against_first()
+    tests = {name: values for name, values in _tests(differences).items() if name != "p"}
+    table = pd.DataFrame({"role": ROLES, "gates": [int((roles == index).sum()) for index in range(len(ROLES))]})
     if found.measure.name == LOSS:
-        return _closed_by_loss(found.losses, roles)
-    tests = found.against_first()
+        return table.assign(loss_change=[one.difference for one in differences], **tests)
     losses = found.losses.mean(axis=1)
-    return pd.DataFrame(
-        {
-            "role": ROLES,
-            "gates": [int((roles == index).sum()) for index in range(len(ROLES))],
-            "metric": found.values[1:],
-            "change": found.values[1:] - found.values[0],
-            "low": [test.low for test in tests],
-            "high": [test.high for test in tests],
-            "p_holm": holm([test.p for test in tests]),
-            "loss_change": losses[1:] - losses[0],
-        }
-    )
+    changes = {"metric": found.values[1:], "change": found.values[1:] - found.values[0]}
+    return table.assign(**changes, **tests, loss_change=losses[1:] - losses[0])
 
 
-def _closed_by_loss(losses: Array, roles: Tensor) -> pd.DataFrame:
-    """The same for tasks without classes: the mean change of the loss over examples, with Student's interval and paired test.
-
-    Args:
-        losses: with all gates open, then with those of each role closed, ``[1 + roles, examples]``.
-        roles: of the gates, ``[gates]``.
-    """
-    rows = []
-    for index, change in enumerate(losses[1:] - losses[0]):
-        rows.append((ROLES[index], int((roles == index).sum()), *paired_change(change)))
-    table = pd.DataFrame(rows, columns=["role", "gates", "loss_change", "low", "high", "p_holm"])
-    return table.assign(p_holm=holm(table["p_holm"]))
-
-
-def _causal_sentence(row: pd.Series, metric: str, unit: str) -> str:
-    """A sentence on a role's gates closed at once."""
+def _causal_sentence(row: pd.Series, measure: Measure, unit: str) -> str:
     sure = "significantly" if row["p_holm"] < SIGNIFICANCE else "not significantly"
-    if "change" not in row:
-        return (
-            f"With all {row['role']} {unit}s closed ({row['gates']}), the test loss changes by {row['loss_change']:+.3f} "
-            f"(95 % interval {row['low']:+.3f} to {row['high']:+.3f}; {sure} after Holm's correction)."
-        )
+    change = measure.text(row["loss_change" if measure.name == LOSS else "change"], change=True)
+    low, high = (measure.text(row[end], change=True).removesuffix(measure.unit) for end in ("low", "high"))
     return (
-        f"With all {row['role']} {unit}s closed ({row['gates']}), test {metric} changes by {100 * row['change']:+.1f} points "
-        f"(95 % interval {100 * row['low']:+.1f} to {100 * row['high']:+.1f}; {sure} after Holm's correction)."
+        f"With all {row['role']} {unit}s closed ({row['gates']}), test {measure.name} changes by {change} "
+        f"(95 % interval {low} to {high}; {sure} after Holm's correction)."
     )
 
 
@@ -379,7 +350,7 @@ RANKINGS = {"relevance": "relevance", "gradient_x_input": "gradient x input", "h
 
 
 def relevance_of_heads(dense: DenseModel) -> AnalysisResult:
-    """Relevance by AttnLRP's rules, gradient times input and HIS of every gate, on training data.
+    """Return relevance by AttnLRP's rules, gradient times input and HIS of every gate, on training data.
 
     Raises:
         GateError: for a family that no relevance is claimed for.
@@ -390,7 +361,10 @@ def relevance_of_heads(dense: DenseModel) -> AnalysisResult:
     table = gate_columns(dense.gates).assign(**found, his=scores.by_layer("his").numpy())
     pairs = list(combinations(RANKINGS, 2))
     correlations = {f"{one} and {other}": _spearman(table[one], table[other]) for one, other in pairs}
-    named = [f"{RANKINGS[one]} and {RANKINGS[other]} {_told(correlations[f'{one} and {other}'])}" for one, other in pairs]
+    named = [
+        f"{RANKINGS[one]} and {RANKINGS[other]} " + ("not measurably" if rho is None else f"{rho:.2f}")
+        for (one, other), rho in zip(pairs, correlations.values(), strict=True)
+    ]
     best = table.iloc[int(table["relevance"].to_numpy().argmax())]
     unit = dense.gates.unit
     sentences = [
@@ -399,29 +373,28 @@ def relevance_of_heads(dense: DenseModel) -> AnalysisResult:
         f"{100 / len(table[table['site'] == best['site']]):.0f} %.",
         f"Rank correlations (Spearman) over all {unit}s: {', '.join(named)}.",
     ]
-    figure = relevance_scatter(table, by={name: title for name, title in RANKINGS.items() if name != "relevance"})
+    others = [name for name in RANKINGS if name != "relevance"]
+    words = {name: {"xlabel": RANKINGS[name], "ylabel": "relevance, share of the layer"} for name in others}
+    figure = scatter(table, [(name, "relevance", words[name]) for name in others])
     return AnalysisResult({"relevance": table}, {"relevance": figure}, sentences, {"spearman": correlations})
 
 
 def _spearman(one: pd.Series, other: pd.Series) -> float | None:
-    """None where one side is constant."""
+    """Return Spearman's correlation, None where one side is constant."""
     return None if np.ptp(one) == 0 or np.ptp(other) == 0 else float(stats.spearmanr(one, other).statistic)
-
-
-def _told(correlation: float | None) -> str:
-    return "not measurably" if correlation is None else f"{correlation:.2f}"
 
 
 # When heads become unequal: scores and pruning curves after every epoch of fine-tuning (Michel et al. 2019, section 6).
 
 
 class EveryEpoch(pl.Callback):
-    """After every epoch of fine-tuning, and where it ends: HIS and entropy of all heads on training data, and the metric of
-    a classifier or else the loss on the test split with more and more heads pruned in the order of HIS. Training stops where
-    fine-tuning ends, and goes on between as if nobody had looked.
+    """Score and prune heads after every epoch of fine-tuning and at its end, without a trace in the training.
+
+    It records HIS and entropy of all heads on training data, and the quality on the test split with more and more heads pruned
+    in the order of HIS. Training stops where fine-tuning ends.
 
     Args:
-        dense: the run; its pruner is the one in training.
+        dense: The run; its pruner is the one in training.
     """
 
     def __init__(self, dense: DenseModel) -> None:
@@ -461,7 +434,7 @@ class EveryEpoch(pl.Callback):
 
 
 def through_training(dense: DenseModel) -> AnalysisResult:
-    """Fine-tuning once more, from the run's configuration and seed, looked at after every epoch.
+    """Fine-tune once more from the run's configuration and seed, and measure after every epoch.
 
     Raises:
         GateError: if the run has no finetune phase.
@@ -486,7 +459,7 @@ def through_training(dense: DenseModel) -> AnalysisResult:
     sentences = [
         f"With half of the {dense.gates.unit}s pruned in the order of HIS, test {measure.name} is "
         + " and ".join(
-            f"{measure.told(row['half_pruned'])} (with all {measure.told(row['dense'])}) after epoch {row['epoch']:g}"
+            f"{measure.text(row['half_pruned'])} (with all {measure.text(row['dense'])}) after epoch {row['epoch']:g}"
             for row in ([first] if first is last else [first, last])
         )
         + ".",
@@ -505,21 +478,12 @@ def through_training(dense: DenseModel) -> AnalysisResult:
 
 
 def _by_epoch(table: pd.DataFrame, scores: pd.DataFrame) -> list[dict[str, Any]]:
-    """For each epoch the metric with all heads and with half of them, and Spearman's correlation of its HIS (normalised by
-    layer) with the last one's; None if one is constant."""
-    ranking = {epoch: rows["his_by_layer"].to_numpy() for epoch, rows in scores.groupby("epoch", sort=False)}
+    """Return for each epoch the metric with all heads and with half of them, and how its HIS correlates with the last one's."""
+    ranking = {epoch: rows["his_by_layer"].reset_index(drop=True) for epoch, rows in scores.groupby("epoch", sort=False)}
     last = list(ranking.values())[-1]
     found: list[dict[str, Any]] = []
     for epoch, curve in table.groupby("epoch", sort=False):
-        heads = int(curve["left"].max())
-        at_half = curve.iloc[int((curve["pruned"] - heads / 2).abs().to_numpy().argmin())]
-        constant = len(set(ranking[epoch])) < 2 or len(set(last)) < 2
-        found.append(
-            {
-                "epoch": epoch,
-                "dense": float(curve["metric"].iloc[0]),
-                "half_pruned": float(at_half["metric"]),
-                "his_spearman_with_last": None if constant else float(stats.spearmanr(ranking[epoch], last).statistic),
-            }
-        )
+        at_half = curve.iloc[int((curve["pruned"] - curve["left"].max() / 2).abs().to_numpy().argmin())]
+        numbers = {"dense": float(curve["metric"].iloc[0]), "half_pruned": float(at_half["metric"])}
+        found.append({"epoch": epoch, **numbers, "his_spearman_with_last": _spearman(ranking[epoch], last)})
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import torch
-from jsonargparse import ArgumentError, ArgumentParser
+from jsonargparse import ArgumentError
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from pytorch_lightning.utilities import move_data_to_device
@@ -54,11 +54,11 @@ class Measure:
     """How a metric is read.
 
     Args:
-        name: of the metric, or :data:`LOSS`.
-        scale: what it is multiplied with to be shown.
+        name: The name of the metric, or :data:`LOSS`.
+        scale: The factor of what is shown.
         sign: 1 where more is better, -1 where less is.
-        digits: behind the point of what is shown.
-        unit: behind a shown change.
+        digits: The digits that are shown behind the point.
+        unit: The unit of a change.
     """
 
     name: str
@@ -69,33 +69,33 @@ class Measure:
 
     @classmethod
     def of(cls, metric: str) -> Measure:
-        """That of a classifier's metric, or of the loss."""
+        """Return the measure of a classifier's metric, or of the loss."""
         return cls(LOSS, 1.0, -1, 3, "") if metric == LOSS else cls(metric)
 
     @property
     def worsens(self) -> str:
-        """What happens to it where a head is missed."""
+        """The verb for a change for the worse."""
         return "lowers" if self.sign > 0 else "raises"
 
     @property
     def improves(self) -> str:
         return "raises" if self.sign > 0 else "lowers"
 
-    def told(self, value: float, *, change: bool = False) -> str:
-        """A value, or a change with its sign and unit."""
+    def text(self, value: float, *, change: bool = False) -> str:
+        """Return a value, or a change with its sign and unit, as text."""
         shown = self.scale * value
         return f"{shown:+.{self.digits}f}{self.unit}" if change else f"{shown:.{self.digits}f}"
 
 
 @dataclass(frozen=True)
 class ClassOutcomes:
-    """What a classifier does with every example under every mask.
+    """The losses and classes of every example under every mask.
 
     Args:
         losses: ``[masks, examples]``.
-        predictions: classes ``[masks, examples]``.
-        targets: classes ``[examples]``.
-        metric: the main metric's name.
+        predictions: The classes, ``[masks, examples]``.
+        targets: The classes, ``[examples]``.
+        metric: The name of the main metric.
     """
 
     losses: Array
@@ -113,8 +113,10 @@ class ClassOutcomes:
         return metric_values(self.predictions, self.targets, self.metric)
 
     def against_first(self) -> list[Difference]:
-        """The change of the metric from the first mask to each further one: its 95 % interval by the paired bootstrap over
-        examples; the p value for accuracy by McNemar's exact test."""
+        """Return the change of the metric from the first mask to each other one.
+
+        Its 95 % interval is of the paired bootstrap over examples, the p value for accuracy of McNemar's exact test.
+        """
         values, replicates = resample_metric(self.predictions, self.targets, self.metric)
         found = []
         for index in range(1, len(values)):
@@ -128,11 +130,7 @@ class ClassOutcomes:
 
 @dataclass(frozen=True)
 class LossOutcomes:
-    """The loss of every example under every mask, of any task.
-
-    Args:
-        losses: ``[masks, examples]``.
-    """
+    """The losses of every example under every mask, ``[masks, examples]``, of any task."""
 
     losses: Array
 
@@ -146,8 +144,7 @@ class LossOutcomes:
         return self.losses.mean(axis=1)
 
     def against_first(self) -> list[Difference]:
-        """The change of the mean loss from the first mask to each further one, with Student's interval and paired t test over
-        examples."""
+        """Return the change of the mean loss from the first mask to each other one, by Student's paired test over examples."""
         return [paired_change(losses - self.losses[0]) for losses in self.losses[1:]]
 
 
@@ -155,8 +152,9 @@ Outcomes = ClassOutcomes | LossOutcomes
 
 
 def paired_change(changes: Array) -> Difference:
-    """The mean of changes ``[examples]`` with Student's interval and paired test; of changes that are all alike there is no
-    spread, and p is 1 if they are zero and else 0.
+    """Return the mean of changes ``[examples]`` with Student's interval and paired test.
+
+    Changes that are all alike have no spread, and p is 1 if they are zero and else 0.
 
     >>> found = paired_change(np.array([1.0, 2.0, 3.0]))
     >>> found.difference, round(found.p, 3)
@@ -180,11 +178,11 @@ class DenseModel:
     """A run's model at the end of its fine-tuning, with its data.
 
     Args:
-        run: finished.
-        setup: of the run.
-        pruner: with the dense weights, in evaluation mode on ``device``.
-        data: of the run.
-        device: of the run's accelerator; one, whatever the run had.
+        run: The finished run.
+        setup: The setup of the run.
+        pruner: The module with the dense weights, in evaluation mode on ``device``.
+        data: The data of the run.
+        device: One device of the run's accelerator.
     """
 
     run: RunDirectory
@@ -198,7 +196,7 @@ class DenseModel:
         return self.pruner.gates
 
     def subject(self) -> ScoringContext:
-        """The same to be scored or refitted, in one process."""
+        """Return the model and data for scoring, in one process."""
         return ScoringContext(self.pruner, self.data, make_trainer(self.setup, **ONE_DEVICE))
 
     @property
@@ -218,14 +216,14 @@ class DenseModel:
 
 @dataclass(frozen=True)
 class AnalysisResult:
-    """What one experiment found.
+    """The result of one experiment.
 
     Args:
-        tables: by file name without ending.
-        figures: likewise.
-        sentences: each a result.
-        numbers: for ``metrics.json``.
-        pages: texts of further files, by name.
+        tables: The tables by file name without ending.
+        figures: The pictures by file name without ending.
+        sentences: The results in words.
+        numbers: The results for ``metrics.json``.
+        pages: The texts of further files, by name.
     """
 
     tables: dict[str, pd.DataFrame]
@@ -236,11 +234,11 @@ class AnalysisResult:
 
 
 def load_dense(path: str, overrides: Sequence[str] = ()) -> DenseModel:
-    """The dense model and the data of a finished run, rebuilt from its configuration.
+    """Rebuild the dense model and the data of a finished run from its configuration.
 
     Args:
-        path: of the run.
-        overrides: arguments of ``training.fit`` in place of the configuration's, such as where the data are now.
+        path: The directory of the run.
+        overrides: Arguments of ``training.fit`` that replace those of the configuration, such as where the data are now.
 
     Raises:
         GateError: if there is no such run, it has not ended, or its data cannot be read or have changed.
@@ -249,7 +247,7 @@ def load_dense(path: str, overrides: Sequence[str] = ()) -> DenseModel:
 
 
 def load_pruned(path: str, overrides: Sequence[str] = ()) -> tuple[DenseModel, Tensor]:
-    """The same with the weights of the end of the run, and the mask ``[gates]`` that it trained them with.
+    """Rebuild the model with the weights of the end of the run, and return the mask ``[gates]`` of their training too.
 
     Raises:
         GateError: as above, or if the run has no mask.
@@ -262,7 +260,7 @@ def load_pruned(path: str, overrides: Sequence[str] = ()) -> tuple[DenseModel, T
 
 
 def _load(path: str, overrides: Sequence[str], name: str) -> tuple[DenseModel, dict[str, Tensor]]:
-    """A run's model with the weights of one of its checkpoints, and all that the checkpoint holds."""
+    """Rebuild a run's model with the weights of one of its checkpoints, and return the state of the checkpoint too."""
     run = RunDirectory.finished(path)
     setup = setup_of(run, overrides)
     checkpoint = read_checkpoint(run.checkpoint(name))
@@ -281,12 +279,12 @@ def _load(path: str, overrides: Sequence[str], name: str) -> tuple[DenseModel, d
 
 
 def names_of_other_data(overrides: Sequence[str]) -> list[str]:
-    """Which of some arguments of ``training.fit`` may name other data than a run's, without their values."""
+    """Return the arguments of ``training.fit`` that may name other data than a run's, without their values."""
     return [given.split("=")[0] for given in overrides if given.startswith(OTHER_DATA) and not given.startswith(SAME_DATA)]
 
 
 def _open_data(run: RunDirectory, setup: Setup, overrides: Sequence[str], checkpoint: str) -> TaskData:
-    """The data of a run with the vocabulary that it trained; they are those it was trained on, unless others are named."""
+    """Open the data of a run with the vocabulary of its training, and check that they are unchanged unless others are named."""
     reads_others = bool(names_of_other_data(overrides))
     try:
         data = open_data(setup, checkpoint)
@@ -303,53 +301,43 @@ def _open_data(run: RunDirectory, setup: Setup, overrides: Sequence[str], checkp
 
 
 def setup_of(run: RunDirectory, overrides: Sequence[str] = (), given: str = "what follows --") -> Setup:
-    """What a run was told, with arguments of ``training.fit`` in place of some of it.
+    """Return the setup of a finished run.
 
     Args:
-        run: finished.
-        overrides: these arguments.
-        given: what they are called in errors.
+        run: The run.
+        overrides: Arguments of ``training.fit`` that replace those of the run.
+        given: What these arguments are called in errors.
 
     Raises:
         GateError: for an argument that ``training.fit`` does not take, or a configuration that has changed.
     """
-    setup = Setup.of(read_configuration(run.path / CONFIG, "run", overrides, given=given))
+    file = run.path / CONFIG
+    check_unchanged(file, read_text(file, "the configuration"))
+    options = _parse(["--config", str(file)], f"the run's configuration cannot be used ({str(file)!r})")
+    if overrides:
+        options = _parse(["--config", str(file), *overrides], f"{given} cannot be used")
+    setup = Setup.of(options)
     return setup.within(LatencyTable.read(run.path / LATENCY)) if isinstance(setup.model.budget, str) else setup
 
 
-def read_configuration(
-    file: Path,
-    whose: str,
-    overrides: Sequence[str] = (),
-    build: Callable[[], ArgumentParser] = build_parser,
-    *,
-    given: str = "what follows --",
-) -> Any:
-    """What a configuration file says, with arguments in place of some of it. Errors of the parser say which of the two it does
-    not take."""
-    check_unchanged(file, read_text(file, "the configuration"))
-    config = ["--config", str(file)]
-    told = read_arguments(config, f"the {whose}'s configuration cannot be used ({str(file)!r})", build)
-    return read_arguments([*config, *overrides], f"{given} cannot be used", build) if overrides else told
-
-
-def read_arguments(arguments: Sequence[str], wrong: str, build: Callable[[], ArgumentParser] = build_parser) -> Any:
-    """What arguments of ``training.fit`` say, or those of another parser; raises :class:`GateError` that begins with what is
-    wrong then."""
-    parser = build()
+def _parse(arguments: list[str], wrong: str) -> Any:
+    """Parse arguments of ``training.fit``. Raise :class:`GateError` that begins with what is wrong."""
+    parser = build_parser()
     parser.exit_on_error = False
     try:
-        return parser.parse_args(list(arguments))
+        return parser.parse_args(arguments)
     except (ArgumentError, UnicodeDecodeError, RecursionError) as error:
         reason = shortened(one_sentence(str(error), parser)) if isinstance(error, ArgumentError) else first_line(error)
         raise GateError(f"{wrong}: {reason}") from error
 
 
+def _loader(data: TaskData, split: Split) -> Iterable[Any]:
+    return {"score": data.score_dataloader, "select": data.val_dataloader, "test": data.test_dataloader}[split]()
+
+
 def outcomes(dense: DenseModel, masks: Tensor, split: Split, *, data: TaskData | None = None) -> Outcomes:
-    """What the model does under every mask ``[masks, gates]`` on a split of the run's data, or of others: the losses of any
-    task, and of a classifier predictions too."""
-    source = data or dense.data
-    loader = {"score": source.score_dataloader, "select": source.val_dataloader, "test": source.test_dataloader}[split]()
+    """Return the losses, and the predictions of a classifier, under every mask ``[masks, gates]`` on a split of the data."""
+    loader = _loader(data or dense.data, split)
     task, backbone = dense.pruner.task, dense.pruner.backbone
     with_classes = dense.is_classifier
 
@@ -370,10 +358,11 @@ def outcomes(dense: DenseModel, masks: Tensor, split: Split, *, data: TaskData |
 def head_importance(
     dense: DenseModel, mask: Tensor | None = None, split: Split = "score", *, data: TaskData | None = None
 ) -> Tensor:
-    """HIS of every gate ``[gates]`` on the CPU, raw, with a mask ``[gates]`` in force (by default all heads open); closed gates
-    have a score of 0 for the most part and no meaning."""
-    source, gates = data or dense.data, dense.gates
-    loader = {"score": source.score_dataloader, "select": source.val_dataloader, "test": source.test_dataloader}[split]()
+    """Return HIS of every gate ``[gates]`` on the CPU, raw, under a mask ``[gates]`` (by default all heads are open).
+
+    The scores of closed gates have no meaning.
+    """
+    gates, loader = dense.gates, _loader(data or dense.data, split)
     task, backbone = dense.pruner.task, dense.pruner.backbone
     importance = HeadImportance(gates.size).to(dense.device)
     values = torch.ones(gates.size) if mask is None else mask
@@ -385,7 +374,7 @@ def head_importance(
 
 
 def gate_columns(gates: HeadGates) -> pd.DataFrame:
-    """Where each gate is: gate, site, kind, layer, and its number within the site."""
+    """Return where each gate is: gate, site, kind, layer, and its number within the site."""
     rows = [
         {"site": site.label, "kind": site.kind, "layer": site.layer, "head": head}
         for site, size in zip(gates.sites, gates.sizes, strict=True)
@@ -396,24 +385,21 @@ def gate_columns(gates: HeadGates) -> pd.DataFrame:
     return table
 
 
-# A model whose attention is watched: that of a run, or one in a folder that Transformers can load.
-
-UNLIMITED = 1_000_000
-"""A tokenizer that does not know its model's length states one beyond all texts."""
+# A model whose attention is observed: that of a run, or one in a folder that Transformers can load.
 
 
 @dataclass(frozen=True)
 class ObservedModel:
-    """A model at rest with what its attention is read on.
+    """A model whose attention is observed.
 
     Args:
-        backbone: in evaluation mode on ``device``.
-        sites: its attention modules.
-        tokenizer: its own, or that of the run's data.
-        device: to compute on.
-        gates: on the model; None for a folder's.
-        data: of the run; None for a folder's.
-        mask: of the gates in force, ``[gates]``; None for all open.
+        backbone: The model, in evaluation mode on ``device``.
+        sites: Its attention modules.
+        tokenizer: Its own tokenizer, or that of the run's data.
+        device: The device to compute on.
+        gates: The gates on the model; None for a folder's.
+        data: The data of the run; None for a folder's.
+        mask: The mask in force, ``[gates]``; None for all gates open.
     """
 
     backbone: PreTrainedModel
@@ -426,22 +412,23 @@ class ObservedModel:
 
     @property
     def kept(self) -> Tensor:
-        """Places of the heads that are not pruned, in the order of all heads."""
+        """The places of the heads that are not pruned, in the order of all heads."""
         if self.gates is None or self.mask is None:
             return torch.arange(sum(site.heads for site in self.sites), device=self.device)
         return self.gates.to_heads(self.mask).nonzero().flatten()
 
     @property
     def heads(self) -> list[tuple[int, int]]:
-        """The number of its site, and its number there, of every head that is not pruned."""
+        """The site's number, and the head's number there, of every head that is not pruned."""
         places = [(number, head) for number, site in enumerate(self.sites) for head in range(site.heads)]
         return [places[place] for place in self.kept.tolist()]
 
     @property
     def limit(self) -> int | None:
         """The most tokens of a text that the model takes; None where nothing limits them."""
+        # A tokenizer that does not know its model's length states one beyond all texts.
         stated = [positions(self.backbone.config, side) for side in ("encoder", "decoder")]
-        limits = [limit for limit in (*stated, self.tokenizer.model_max_length) if limit is not None and limit < UNLIMITED]
+        limits = [limit for limit in (*stated, self.tokenizer.model_max_length) if limit is not None and limit < 1_000_000]
         return min(limits, default=None)
 
     @property
@@ -450,7 +437,7 @@ class ObservedModel:
 
     @contextmanager
     def at_rest(self) -> Iterator[None]:
-        """No gradients, and every gate open, but for those that are pruned."""
+        """Switch off gradients, and open every gate that is not pruned."""
         with torch.no_grad():
             if self.gates is None:
                 yield
@@ -460,13 +447,13 @@ class ObservedModel:
 
 
 def is_model_folder(path: str) -> bool:
-    """Whether a directory holds a model of Transformers and no run."""
+    """Return whether a directory holds a model of Transformers and no run."""
     folder = Path(path)
     return (folder / "config.json").is_file() and not (folder / CONFIG).is_file()
 
 
 def observe_run(dense: DenseModel, mask: Tensor | None = None) -> ObservedModel:
-    """The dense model of a run, or that at its end under its mask ``[gates]``."""
+    """Return the dense model of a run, or that at its end under its mask ``[gates]``."""
     if dense.data.tokenizer is None:
         raise GateError("the experiment roles is of words, and these data have no tokenizer; choose among causal and relevance")
     backbone, gates = dense.pruner.backbone, dense.gates
@@ -474,15 +461,13 @@ def observe_run(dense: DenseModel, mask: Tensor | None = None) -> ObservedModel:
 
 
 def observe_folder(path: str) -> ObservedModel:
-    """A model in a folder, with its own tokenizer; no code from the folder is run.
+    """Load a model in a folder, with its own tokenizer; no code from the folder is run.
 
     Raises:
         GateError: if it cannot be loaded, or its attention is not known.
     """
     tokenizer = read_tokenizer(path)
-    config = read_config(path)
-    what = "a model"
-    backbone = load_pretrained(AutoModel, Source(HubName(path)), config, what=what).eval()
+    backbone = load_pretrained(AutoModel, Source(HubName(path)), read_config(path), what="a model").eval()
     if "input_ids" not in backbone.main_input_name:
         raise GateError(f"{type(backbone).__name__} in {path!r} reads no text; give a model of texts")
     check_vocabulary(backbone, tokenizer, repr(path))

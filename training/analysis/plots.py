@@ -9,82 +9,69 @@ import matplotlib
 import matplotlib.colors
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from torch import Tensor
 
-from gates.attention.sites import KINDS, AttentionSite
+from gates.attention.sites import AttentionSite
 from training.analysis.model import Measure
-from training.plotting import COLOURS, MAP, MARKERS, styled
+from training.plotting import COLOURS, MAP, MARKERS, draw_by_kind, line_style, styled
 
 
 @styled
-def effect_map(sites: tuple[AttentionSite, ...], change: Tensor, significant: Tensor, *, measure: Measure) -> Figure:
-    """Layer x head: the change of the metric when each head ``[heads]`` is removed alone; blue is a gain, a star is on those
-    whose change is significant ``[heads]``."""
+def effect_map(sites: Sequence[AttentionSite], change: Tensor, significant: Tensor, *, measure: Measure) -> Figure:
+    """Draw the change of the metric when each head ``[heads]`` is removed alone, layer x head.
+
+    Blue is a gain. A star marks heads whose change is significant ``[heads]``.
+    """
     points = measure.scale * change.numpy()
     limit = max(float(np.abs(points).max()), 1e-3)
-    ends = np.cumsum([site.heads for site in sites])[:-1]
-    parts = list(zip(sites, np.split(points, ends), np.split(significant.numpy(), ends), strict=True))
-    kinds = [kind for kind in KINDS if any(site.kind == kind for site in sites)]
-    figure = Figure(figsize=(1.6 + 3.6 * len(kinds), 2.0 + 0.35 * max(1, len(parts) // len(kinds))), layout="constrained")
-    for axes, kind in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
-        rows = [(site.layer, part, stars) for site, part, stars in parts if site.kind == kind]
-        grid = np.full((len(rows), max(len(part) for _, part, _ in rows)), np.nan)
-        for row, (_, part, stars) in enumerate(rows):
-            grid[row, : len(part)] = part
-            for head in np.flatnonzero(stars):
-                shade = "white" if abs(part[head]) > 0.5 * limit else "black"
-                axes.text(head, row, "*", ha="center", va="center", color=shade)
-        image = axes.imshow(grid, cmap="RdBu" if measure.sign > 0 else "RdBu_r", vmin=-limit, vmax=limit, aspect="auto")
-        axes.set(title=kind, xlabel="head", ylabel="layer")
-        axes.set_yticks(range(len(rows)), [str(layer) for layer, _, _ in rows])
-        axes.set_xticks(range(grid.shape[1]))
-    figure.colorbar(image, ax=figure.axes, label=f"change of test {measure.name}{' (points)' * (measure.sign > 0)}")
-    figure.suptitle("one head removed at a time; * significant")
+
+    def draw(axes: Axes, grid: np.ndarray, stars: np.ndarray) -> None:
+        axes.imshow(grid, cmap="RdBu" if measure.sign > 0 else "RdBu_r", vmin=-limit, vmax=limit, aspect="auto")
+        for row, head in zip(*np.nonzero(np.nan_to_num(stars)), strict=True):
+            shade = "white" if abs(grid[row, head]) > 0.5 * limit else "black"
+            axes.text(head, row, "*", ha="center", va="center", color=shade)
+
+    title = "one head removed at a time; * significant"
+    figure = draw_by_kind(sites, draw, points, significant.numpy(), title=title, width=1.6)
+    label = f"change of test {measure.name}{' (points)' * (measure.sign > 0)}"
+    figure.colorbar(figure.axes[0].images[0], ax=figure.axes, label=label)
     return figure
 
 
 @styled
-def causal_map(sites: tuple[AttentionSite, ...], roles: Tensor, agreement: Tensor, *, names: Sequence[str]) -> Figure:
-    """Layer x head: the role ``[heads]`` of each head by its position in ``names``; the paler, the fewer seeds agree on it
-    ``[heads]``."""
-    ends = np.cumsum([site.heads for site in sites])[:-1]
-    parts = list(zip(sites, np.split(roles.numpy(), ends), np.split(agreement.numpy(), ends), strict=True))
-    kinds = [kind for kind in KINDS if any(site.kind == kind for site in sites)]
+def causal_map(sites: Sequence[AttentionSite], roles: Tensor, agreement: Tensor, *, names: Sequence[str]) -> Figure:
+    """Draw each head's role ``[heads]``, its place in ``names``, layer x head; pale where agreement ``[heads]`` is low."""
     colours = np.array([matplotlib.colors.to_rgb(colour) for colour in (COLOURS[0], "0.75", COLOURS[1])])
-    figure = Figure(figsize=(1.2 + 3.6 * len(kinds), 2.2 + 0.35 * max(1, len(parts) // len(kinds))), layout="constrained")
-    for axes, kind in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
-        rows = [(site.layer, own, agreed) for site, own, agreed in parts if site.kind == kind]
-        grid = np.ones((len(rows), max(len(own) for _, own, _ in rows), 4))
-        grid[..., 3] = 0.0
-        for row, (_, own, agreed) in enumerate(rows):
-            grid[row, : len(own), :3] = colours[own]
-            grid[row, : len(own), 3] = agreed
-        axes.imshow(grid, aspect="auto")
-        axes.set(title=kind, xlabel="head", ylabel="layer")
-        axes.set_yticks(range(len(rows)), [str(layer) for layer, _, _ in rows])
-        axes.set_xticks(range(grid.shape[1]))
+
+    def draw(axes: Axes, grid: np.ndarray, agreed: np.ndarray) -> None:
+        shades, known = np.zeros((*grid.shape, 4)), ~np.isnan(grid)
+        shades[known, :3] = colours[grid[known].astype(int)]
+        shades[known, 3] = agreed[known]
+        axes.imshow(shades, aspect="auto")
+
+    title = "what each head does to the task; pale where seeds disagree"
+    figure = draw_by_kind(sites, draw, roles.numpy(), agreement.numpy(), title=title)
     patches = [Patch(color=colour, label=name) for name, colour in zip(names, colours, strict=True)]
     figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), fontsize=8)
-    figure.suptitle("what each head does to the task; pale where seeds disagree")
     return figure
 
 
 @styled
-def relevance_scatter(table: pd.DataFrame, *, by: Mapping[str, str]) -> Figure:
-    """The relevance of heads against other scores, a point per gate.
+def scatter(table: pd.DataFrame, panels: Sequence[tuple[str, str, Mapping[str, str]]]) -> Figure:
+    """Draw a point per gate, in the colour of its kind of attention.
 
     Args:
-        table: with a row per gate.
-        by: titles of the other scores by their columns.
+        table: A row per gate.
+        panels: For each panel the columns to draw across and up, and its ``title``, ``xlabel`` and ``ylabel``.
     """
-    figure = Figure(figsize=(4.2 * len(by), 4.2), layout="constrained")
-    for axes, (name, title) in zip(figure.subplots(1, len(by), squeeze=False)[0], by.items(), strict=True):
+    figure = Figure(figsize=(4.2 * len(panels), 4.2), layout="constrained")
+    for axes, (across, up, words) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         for index, (kind, rows) in enumerate(table.groupby("kind", sort=False)):
-            style: dict[str, Any] = {"color": COLOURS[index], "marker": MARKERS[index], "label": str(kind)}
-            axes.scatter(rows[name], rows["relevance"], s=18, **style)
-        axes.set(xlabel=title, ylabel="relevance, share of the layer")
+            axes.scatter(rows[across], rows[up], s=18, color=COLOURS[index], marker=MARKERS[index], label=str(kind))
+        axes.set(**words)
         axes.grid()
     figure.axes[0].legend(fontsize=8)
     return figure
@@ -92,31 +79,17 @@ def relevance_scatter(table: pd.DataFrame, *, by: Mapping[str, str]) -> Figure:
 
 @styled
 def quality_by_kind(table: pd.DataFrame, *, measure: Measure) -> Figure:
-    """The metric against the share of heads pruned: a colour per kind, one-shot solid and iterative dashed."""
+    """Draw the metric against the share of heads pruned: a colour per kind, one-shot solid and iterative dashed."""
     figure = Figure(figsize=(7.5, 4.5), layout="constrained")
     axes = figure.subplots()
     for index, (kind, of_kind) in enumerate(table.groupby("kind", sort=False)):
         for schedule, line in of_kind.groupby("schedule", sort=False):
             share = 100 * line["pruned"] / line["left"].max()
-            style: dict[str, Any] = {
-                "color": COLOURS[index % len(COLOURS)],
-                "marker": MARKERS[index % len(MARKERS)],
-                "markersize": 4,
-            }
-            axes.plot(
-                share,
-                measure.scale * line["metric"],
-                "-" if schedule == "one-shot" else "--",
-                label=f"{kind}, {schedule}",
-                **style,
-            )
-            axes.fill_between(
-                share,
-                measure.scale * (line["metric"] - line["change"] + line["low"]),
-                measure.scale * (line["metric"] - line["change"] + line["high"]),
-                color=style["color"],
-                alpha=0.08,
-            )
+            style = line_style(index) | {"linestyle": "-" if schedule == "one-shot" else "--", "markersize": 4}
+            axes.plot(share, measure.scale * line["metric"], label=f"{kind}, {schedule}", **style)
+            base = line["metric"] - line["change"]
+            low, high = (measure.scale * (base + line[end]) for end in ("low", "high"))
+            axes.fill_between(share, low, high, color=style["color"], alpha=0.08)
     axes.set(
         xlabel="heads pruned (% of the kind)",
         ylabel=f"test {measure.name}{' x 100' * (measure.sign > 0)}",
@@ -128,24 +101,8 @@ def quality_by_kind(table: pd.DataFrame, *, measure: Measure) -> Figure:
 
 
 @styled
-def domain_scatter(table: pd.DataFrame, numbers: dict[str, Any]) -> Figure:
-    """HIS and ablation effects on the run's data against those on other data, a point per gate."""
-    figure = Figure(figsize=(8.5, 4.2), layout="constrained")
-    titles = {"his": "HIS, normalised by layer", "loss_change": "change of the loss without the head"}
-    for axes, (name, title) in zip(figure.subplots(1, 2), titles.items(), strict=True):
-        for index, (kind, rows) in enumerate(table.groupby("kind", sort=False)):
-            axes.scatter(rows[name], rows[f"other_{name}"], s=18, color=COLOURS[index], marker=MARKERS[index], label=str(kind))
-        pearson = numbers[name]["pearson"]
-        axes.set(title=title if pearson is None else f"{title} (r = {pearson:.2f})", xlabel="run's data", ylabel="other data")
-        axes.grid()
-    figure.axes[0].legend(fontsize=8)
-    return figure
-
-
-@styled
 def quality_through_training(table: pd.DataFrame, *, measure: Measure) -> Figure:
-    """The metric, relative to that of all heads, or the loss, against the share of heads pruned: a line per epoch from dark to
-    light."""
+    """Draw the metric relative to that of all heads, or the loss, against the share of heads pruned: a line per epoch."""
     figure = Figure(figsize=(7.5, 4.5), layout="constrained")
     axes = figure.subplots()
     epochs = list(dict.fromkeys(table["epoch"]))
@@ -154,7 +111,7 @@ def quality_through_training(table: pd.DataFrame, *, measure: Measure) -> Figure
     for index, (colour, epoch) in enumerate(zip(colours, epochs, strict=True)):
         line = table[table["epoch"] == epoch]
         share = 100 * line["pruned"] / line["left"].max()
-        label = f"epoch {epoch:g} ({measure.told(line['metric'].iloc[0])} with all)"
+        label = f"epoch {epoch:g} ({measure.text(line['metric'].iloc[0])} with all)"
         values = line["metric"] if is_loss else 100 * line["relative"]
         axes.plot(share, values, color=colour, marker=MARKERS[index % len(MARKERS)], markersize=4, label=label)
     relative = "" if is_loss else ", % of the same epoch's with all heads"
@@ -166,12 +123,12 @@ def quality_through_training(table: pd.DataFrame, *, measure: Measure) -> Figure
 
 @styled
 def attention_map(weights: Any, queries: Sequence[str], keys: Sequence[str], title: str) -> Figure:
-    """One head's attention in one sentence.
+    """Draw one head's attention in one sentence.
 
     Args:
         weights: ``[query, key]``.
-        queries, keys: tokens.
-        title: of the picture.
+        queries, keys: The tokens.
+        title: The title of the picture.
     """
     side = 1.6 + 0.22 * max(len(keys), len(queries))
     figure = Figure(figsize=(side, side), layout="constrained")

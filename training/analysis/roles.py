@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import io
 from collections.abc import Sequence
-from importlib import resources
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 from matplotlib.figure import Figure
 from scipy import stats
 
@@ -27,37 +23,24 @@ from training.analysis.role_measures import (
     shown_sentences,
     strongest_maps,
 )
-from training.report.page import POLICY
+from training.report.page import render_page
 from training.report.pictures import role_map
 from training.report.reading import ATTENTION, as_text
 from training.stats.numbers import counted, listed
 
-# One page that needs nothing else: the map of roles, what was found, and the attention of any head in some sentences.
-
 
 def role_page(figure: Figure, sentences: Sequence[str], attention: dict[str, Any]) -> str:
-    """The page; it loads nothing, and no script but its own runs.
+    """Return a page that needs nothing else: the map of roles, what was found, and the attention of any head.
 
     Args:
-        figure: the map of roles.
-        sentences: what was found.
-        attention: of the heads, see :func:`attention_of`.
+        figure: The map of roles.
+        sentences: What was found.
+        attention: The attention of the heads, see :func:`attention_of`.
     """
-    environment = Environment(loader=PackageLoader("training.report", "template"), autoescape=True, undefined=StrictUndefined)
-    assets = resources.files("training.report") / "template"
-    own, view, script = ((assets / name).read_text(encoding="utf-8") for name in ("roles.css", "attention.css", "attention.js"))
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=150)
-    return environment.get_template("roles.html").render(
-        name="this model",
-        policy=POLICY.format(digest=digest),
-        style=Markup(own + view),
-        script=Markup(script),
-        picture=base64.b64encode(picture.getvalue()).decode(),
-        sentences=sentences,
-        attention=as_text(attention),
-    )
+    shown = {"picture": base64.b64encode(picture.getvalue()).decode(), "sentences": sentences, "attention": as_text(attention)}
+    return render_page("roles.html", ("roles", "attention"), ("attention",), **shown)
 
 
 def attention_of(table: pd.DataFrame, shown: Sequence[Shown], places: Sequence[tuple[int, int]]) -> dict[str, Any]:

@@ -1,5 +1,4 @@
-"""Which roles survive: whether specialised heads are kept more often than others, by method and budget (Voita et al. 2019,
-figures 7 and 8)."""
+"""Whether methods keep specialised heads more often than others, by budget (Voita et al. 2019, figures 7 and 8)."""
 
 from __future__ import annotations
 
@@ -19,16 +18,16 @@ from training.stats.numbers import counted, listed
 from training.stats.significance import Odds, Table, cross_table, exact_odds, pooled_odds, ratio_of_odds
 from training.stats.verdict import is_dense
 
-LEARNED, RIVAL = "learned", "his"
 Masks = dict[tuple[str, int], dict[int, NDArray[np.float64]]]
 """By method and budget, by seed: 0/1 for every head."""
+Tables = Mapping[tuple[str, int], Mapping[int, Table]]
 
 
 def survival_of_roles(run: str, roles: str) -> AnalysisResult:
-    """What of the specialised and of the other heads every method keeps.
+    """Compare which of the specialised and of the other heads every method keeps.
 
     Args:
-        run: directory of a run or comparison, with its masks.
+        run: The directory of a run or comparison, with its masks.
         roles: ``roles.csv`` of the same model.
 
     Raises:
@@ -41,12 +40,13 @@ def survival_of_roles(run: str, roles: str) -> AnalysisResult:
     special = table["specialised"].to_numpy(dtype=bool)
     tables = {key: {seed: cross_table(mask, special) for seed, mask in own.items()} for key, own in masks.items()}
     kept, by_role = kept_table(tables), role_counts(table, masks)
+    sure = int((kept["first_seed_low"] > 1).sum())
     sentences = [
         f"Of {heads} heads {int(special.sum())} are specialised. Odds ratios above 1 mean that they are kept more often than "
         "the others; intervals are exact for one seed, and Student's over seeds, which are the unit, for several.",
-        _first_seeds(kept),
-        *_told(kept),
-        *_against(tables),
+        f"By the exact interval of the first seed alone, {sure} of {len(kept)} masks keep specialised heads more often.",
+        *_kept_sentences(kept),
+        *_against_his(tables),
     ]
     numbers = {"specialised": int(special.sum()), "heads": heads}
     found = {"survival": kept, "survival_by_role": by_role}
@@ -79,8 +79,8 @@ def read_masks(run: Path) -> Masks:
     return found
 
 
-def kept_table(tables: Mapping[tuple[str, int], Mapping[int, Table]]) -> pd.DataFrame:
-    """A row for every method and budget, with shares kept (means over seeds) and the odds ratio.
+def kept_table(tables: Tables) -> pd.DataFrame:
+    """Return for every method and budget the shares kept, means over seeds, and the odds ratio.
 
     The interval over seeds is about other seeds of the same model. The exact one of the first seed says what the few heads of a
     model can tell.
@@ -108,56 +108,45 @@ def kept_table(tables: Mapping[tuple[str, int], Mapping[int, Table]]) -> pd.Data
     return pd.DataFrame(rows)
 
 
-def _told(kept: pd.DataFrame) -> list[str]:
+def _kept_sentences(kept: pd.DataFrame) -> list[str]:
     sentences = []
     for method, rows in kept.groupby("method", sort=False):
         parts = [
             f"at {row.budget} heads {row.specialised_kept:.0%} of the specialised and {row.others_kept:.0%} of the others, "
-            f"{_odds(Odds(*of_row))}"
+            + _odds_text(Odds(*of_row))
             for row, of_row in zip(rows.itertuples(), rows[["odds_ratio", "low", "high"]].to_numpy(), strict=True)
         ]
         sentences.append(f"{method} keeps {listed(parts)}.")
     return sentences
 
 
-def _first_seeds(kept: pd.DataFrame) -> str:
-    """How often one seed alone shows what several do."""
-    sure = int((kept["first_seed_low"] > 1).sum())
-    return f"By the exact interval of the first seed alone, {sure} of {len(kept)} masks keep specialised heads more often."
-
-
-def _odds(odds: Odds, what: str = "odds ratio") -> str:
+def _odds_text(odds: Odds) -> str:
     if not np.isfinite(odds.ratio):
-        return f"no {what}, as the numbers leave no choice"
-    sure = f" (95 % interval {odds.low:.2f} to {odds.high:.2f})" if np.isfinite(odds.low) else ""
-    return f"{what} {odds.ratio:.2f}{sure}"
+        return "no odds ratio, as the numbers leave no choice"
+    return f"odds ratio {odds.ratio:.2f}{_interval(odds)}"
 
 
-def _against(tables: Mapping[tuple[str, int], Mapping[int, Table]]) -> list[str]:
-    """Whether learned gates keep specialised heads more than HIS does."""
+def _interval(odds: Odds) -> str:
+    return f" (95 % interval {odds.low:.2f} to {odds.high:.2f})" if np.isfinite(odds.low) else ""
+
+
+def _against_his(tables: Tables) -> list[str]:
+    """Say whether learned gates keep specialised heads more than HIS does."""
     sentences = []
     for (method, budget), own in tables.items():
-        rival = tables.get((RIVAL, budget))
-        if method != LEARNED or rival is None or not (seeds := sorted(own.keys() & rival.keys())):
+        rival = tables.get(("his", budget), {})
+        if method != "learned" or not (seeds := sorted(own.keys() & rival.keys())):
             continue
         factor = ratio_of_odds([own[seed] for seed in seeds], [rival[seed] for seed in seeds])
+        times = f"{factor.ratio:.2f} times{_interval(factor)}" if np.isfinite(factor.ratio) else "not comparable with"
+        if not np.isfinite(factor.low):
+            result = "these seeds do not say how sure that is"
+        elif factor.low > 1:
+            result = "they keep specialised heads more than HIS does"
+        else:
+            result = "they keep specialised heads less than HIS does" if factor.high < 1 else "no difference is shown"
+        seeds_text = counted(len(seeds), "seed")
         sentences.append(
-            f"At {budget} heads the odds ratio of learned gates is {_times(factor)} that of HIS over "
-            f"{counted(len(seeds), 'seed')}: {_surely(factor)}."
+            f"At {budget} heads the odds ratio of learned gates is {times} that of HIS over {seeds_text}: {result}."
         )
     return sentences
-
-
-def _times(factor: Odds) -> str:
-    if not np.isfinite(factor.ratio):
-        return "not comparable with"
-    sure = f" (95 % interval {factor.low:.2f} to {factor.high:.2f})" if np.isfinite(factor.low) else ""
-    return f"{factor.ratio:.2f} times{sure}"
-
-
-def _surely(factor: Odds) -> str:
-    if not np.isfinite(factor.low):
-        return "these seeds do not say how sure that is"
-    if factor.low > 1:
-        return "they keep specialised heads more than HIS does"
-    return "they keep specialised heads less than HIS does" if factor.high < 1 else "no difference is shown"

@@ -16,8 +16,7 @@ from training.runs.tracking import reachable, run_id, start
 
 
 def tracking_of(run: Path) -> WandbOptions | None:
-    """How the run or comparison in a directory appears in W&B, in the mode that works now; None for one that W&B does not have,
-    and where it is switched off now.
+    """Return how a run or comparison appears in W&B, in the mode that works now; None if it is not there or switched off.
 
     Raises:
         GateError: if the configuration is damaged, or W&B cannot be reached although the run asks for that.
@@ -35,12 +34,12 @@ def tracking_of(run: Path) -> WandbOptions | None:
 
 
 def send_pictures(options: WandbOptions, run: Path, pictures: Mapping[str, Path]) -> None:
-    """Pictures as media ``analysis/NAME`` of the analysed run, which goes on under its own id.
+    """Send pictures as media ``analysis/NAME`` to the analysed run, which continues under its own id.
 
     Args:
-        options: see :func:`tracking_of`.
-        run: directory that was analysed.
-        pictures: PNG files by name.
+        options: The options of :func:`tracking_of`.
+        run: The directory that was analysed.
+        pictures: The PNG files by name.
     """
     known = start(options, run, id=run_id(run), name=options.name or run.name, group=options.group, config={})
     if known is None:

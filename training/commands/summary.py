@@ -13,7 +13,7 @@ from jsonargparse import Namespace
 from gates.errors import GateError
 from training.cli.command_line import CommandLine
 from training.commands.preflight import check_no_others
-from training.config.comparison import POST_HOC, STAGES, split_methods
+from training.config.comparison import STAGES, split_methods
 from training.runs.directory import CONFIG
 from training.runs.resume import FREE_WHEN_RESUMED, is_among, read_options, same_value
 from training.runs.stored import read_json, read_table, read_text
@@ -38,8 +38,9 @@ FREE = ({*FREE_WHEN_RESUMED} - FREE_YET_DECISIVE) | {*IN_THE_CELL, *WITHOUT_EFFE
 
 
 def check_comparable(paths: Sequence[Path], tables: Sequence[pd.DataFrame]) -> None:
-    """Check the options of directories that have results in one mean. Directories without a configuration, and options that
-    only one of two configurations has, are not compared.
+    """Check the options of directories that have results in one mean.
+
+    Directories without a configuration, and options that only one of two configurations has, are not compared.
 
     Args:
         paths: The directories.
@@ -63,7 +64,7 @@ def check_comparable(paths: Sequence[Path], tables: Sequence[pd.DataFrame]) -> N
 def _check_options(one: Path, options: dict[str, Any], other: Path, others: dict[str, Any]) -> None:
     for name in sorted(options.keys() & others.keys()):
         first, second = options[name], others[name]
-        own = name == "ckpt_path" and first is not None and second is not None  # each seed may go on from its own
+        own = name == "ckpt_path" and first is not None and second is not None  # each seed may continue from its own
         if not own and not is_among(name, FREE) and not same_value(first, second):
             raise GateError(
                 f"{str(one)!r} and {str(other)!r} differ in more than their seeds: {name} is {first!r} in the first and "
@@ -82,39 +83,30 @@ NOTE = (
 
 
 def split_costs(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the examples of each row by work and direction, ``[rows]`` in :data:`COST_COLUMNS`; NaN where not counted.
-
-    A table of an earlier version has the sum alone. There the row of the same budget with nothing trained says what selecting
-    heads cost; a search on other weights than that row's may have cost a little more or less.
-
-    Args:
-        rows: of a comparison, with ``seed``, ``stage``, ``method``, ``heads`` and ``kinds``.
-    """
-    cell = ["seed", "method", "heads", "kinds"]
+    """Return the examples of each row by work and direction, ``[rows]`` in :data:`COST_COLUMNS`; NaN where not counted."""
     found: dict[str, pd.Series] = {}
     for direction in DIRECTIONS:
-        total, selection = _column(rows, f"{direction}_examples"), _column(rows, f"selection_{direction}_examples")
-        untrained = rows[cell].assign(cost=total)[rows["stage"] == POST_HOC].drop_duplicates(cell)
-        selection = selection.fillna(rows[cell].merge(untrained, on=cell, how="left").set_axis(rows.index)["cost"])
+        names = (f"{direction}_examples", f"selection_{direction}_examples")
+        total, selection = (rows[name].astype(float) if name in rows else pd.Series(float("nan"), rows.index) for name in names)
         found |= {f"selection, {direction}": selection, f"retraining, {direction}": total - selection}
     return pd.DataFrame(found)[COST_COLUMNS]
 
 
 def cost_cells(rows: pd.DataFrame, order: list[Any]) -> pd.DataFrame:
-    """Means over seeds as text, ``[stages and methods, columns]``; without those of retraining where nothing was retrained.
+    """Return means over seeds as text, ``[stages and methods, columns]``; without those of retraining if nothing was retrained.
 
     Args:
-        rows: of a comparison, with the columns of :data:`COST_COLUMNS`.
-        order: pairs of heads and kinds, in the order of the table.
+        rows: The rows of a comparison, with the columns of :data:`COST_COLUMNS`.
+        order: Pairs of heads and kinds, in the order of the table.
 
     Raises:
-        GateError: if it is known of no row what selecting its heads took.
+        GateError: if no row says what selecting its heads took.
     """
     means = rows.groupby(["stage", "method", "heads", "kinds"])[COST_COLUMNS].mean()
     if means.isna().all(axis=None):
         raise GateError(
-            "--costs is given, but these directories do not say what selecting heads took: their comparison.csv has neither "
-            "selection_forward_examples nor counted rows of the stage post hoc; leave it out"
+            "--costs is given, but these directories do not say what selecting heads took: their comparison.csv has no column "
+            "selection_forward_examples; remove the option"
         )
     if not (means[COST_COLUMNS[2:]] > 0).any(axis=None):
         means = means[COST_COLUMNS[:2]]
@@ -126,10 +118,6 @@ def cost_cells(rows: pd.DataFrame, order: list[Any]) -> pd.DataFrame:
     return means.groupby(level=["stage", "method"], sort=False).agg(text)
 
 
-def _column(rows: pd.DataFrame, name: str) -> pd.Series:
-    return rows[name].astype(float) if name in rows else pd.Series(float("nan"), rows.index)
-
-
 ALONE = {
     "--verdict": ("--truth", "--metric", "--methods", "--costs"),
     "--truth": ("--metric", "--stage", "--costs"),
@@ -138,7 +126,7 @@ ALONE = {
 
 
 def read_runs(paths: Sequence[Path]) -> pd.DataFrame:
-    """The rows of all ``comparison.csv`` files.
+    """Return the rows of all ``comparison.csv`` files.
 
     Raises:
         GateError: for a directory without a finished comparison, and if two have results of the same seed, or of other options.
@@ -182,8 +170,9 @@ def read_runs(paths: Sequence[Path]) -> pd.DataFrame:
 
 
 def summarise(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Mean and standard deviation over seeds: one row per stage and method, one column per number of heads with their kinds, as
-    text. Where a cell has not all seeds, since the others ended with other numbers of heads, it says how many.
+    """Return mean and standard deviation over seeds as text: a row per stage and method, a column per heads and kinds.
+
+    A cell that lacks some seeds, since they ended with other numbers of heads, says how many it has.
 
     Raises:
         GateError: for a metric that some row lacks, such as that of another task, or a column that is none.
@@ -209,12 +198,7 @@ def summarise(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def markdown(table: pd.DataFrame, costs: pd.DataFrame | None = None) -> str:
-    """A summary as a Markdown table.
-
-    Args:
-        table: as :func:`summarise` makes it.
-        costs: further columns, with a row for each of the table's.
-    """
+    """Return a summary as a Markdown table, with the costs as further columns."""
     levels = [table.columns.get_level_values(name) for name in ("heads", "kinds")]
     titles = [f"{heads} heads" + (f" ({kinds})" if kinds else "") for heads, kinds in zip(*levels, strict=True)]
     table = table.set_axis(titles, axis="columns")
@@ -227,7 +211,7 @@ def markdown(table: pd.DataFrame, costs: pd.DataFrame | None = None) -> str:
 
 
 def choose(rows: pd.DataFrame, stage: str | None, methods: Sequence[str] | None) -> pd.DataFrame:
-    """The rows of one stage and of some methods, these in the order given.
+    """Return the rows of one stage and of some methods, these in the order given.
 
     Raises:
         GateError: for one that is not there.
@@ -246,7 +230,7 @@ def choose(rows: pd.DataFrame, stage: str | None, methods: Sequence[str] | None)
 
 
 def report(options: Namespace) -> str:
-    """The table with a line that says what it shows, or the verdict."""
+    """Return the table with a line that says what it shows, or the verdict."""
     if options.verdict:
         return "\n\n".join(read_verdict(path, options.stage) for path in map(Path, options.runs))
     runs, methods = [Path(run) for run in options.runs], split_methods(options.methods) if options.methods else None
@@ -269,7 +253,7 @@ def report(options: Namespace) -> str:
 
 
 def read_truth(paths: Sequence[Path], what: str) -> pd.DataFrame:
-    """The rows of ``truth.csv`` in the one directory that is named; of ``interchange.csv`` where facts are asked for.
+    """Return the rows of ``truth.csv``, or of ``interchange.csv`` for facts, in the one directory.
 
     Raises:
         GateError: for none or several, or one without known truth.
@@ -287,7 +271,7 @@ def read_truth(paths: Sequence[Path], what: str) -> pd.DataFrame:
 
 
 def read_verdict(path: Path, stage: str | None) -> str:
-    """What a comparison's ``verdict.md`` says, of one stage or of all, without its headings of first order.
+    """Return a comparison's ``verdict.md``, of one stage or of all, without its headings of first order.
 
     Raises:
         GateError: if there is no verdict, or none of that stage.
@@ -307,7 +291,7 @@ def read_verdict(path: Path, stage: str | None) -> str:
 
 
 def _name(column: str) -> str:
-    """The metric of a column such as ``test_accuracy``."""
+    """Return the metric of a column such as ``test_accuracy``."""
     return column.removeprefix("select_").removeprefix("test_")
 
 

@@ -4,33 +4,36 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-from scipy.stats import spearmanr
+from scipy import stats
 
 from training.config.comparison import is_post_hoc
-from training.report.contents import Course, ReportData, Site, Values, is_dense
+from training.report.contents import Course, ReportData, Sites, Values, is_dense
 from training.stats.numbers import counted, duration, listed, quantity, shown, unit
-from training.stats.significance import SEEDS_FOR_A_CLAIM, SIGNIFICANCE
+from training.stats.significance import SEEDS_FOR_A_CLAIM, SIGNIFICANCE, cross_table, pooled_odds
 from training.stats.verdict import nothing_learned, regime
 
-STAGE_WORDS = {
-    "post hoc": "With the mask alone (post hoc)",
-    "post hoc with means": "With the mask alone and the mean output of closed heads (post hoc with means)",
-    "post hoc with optimal constants": "With the mask alone and fitted constants in place of closed heads (post hoc with "
-    "optimal constants)",
-    "post hoc with uniform attention": "With the mask alone and uniform attention of closed heads (post hoc with uniform "
-    "attention)",
-    "retrained": "Retrained with the mask",
-    "retrained from dense": "Retrained with the mask from the dense model on, for equally many steps",
-    "retrained at equal total cost": "Retrained with the mask for as long as finding it left over (equal total cost)",
-    "from scratch": "Trained from scratch with the mask",
+STAGE_TITLES = {
+    "post hoc": "mask only (post hoc)",
+    "post hoc with means": "mask only, closed heads at their mean",
+    "post hoc with optimal constants": "mask only, closed heads at fitted constants",
+    "post hoc with uniform attention": "mask only, closed heads attend uniformly",
+    "retrained": "retrained with the mask",
+    "retrained from dense": "retrained with the mask, all equally long",
+    "retrained at equal total cost": "retrained, finding the mask paid for",
+    "from scratch": "trained from scratch with the mask",
 }
-
 CLAIM = f" Significant means p < {SIGNIFICANCE:g}, corrected for all pairs of methods (Holm)."
 NO_CLAIM = f" With fewer than {SEEDS_FOR_A_CLAIM} seeds no difference is called significant."
 
 
+def words_of(stage: str) -> str:
+    """Return what a stage is, as the beginning of a sentence."""
+    words = STAGE_TITLES.get(stage, stage)
+    return words[:1].upper() + words[1:]
+
+
 def quality(contents: ReportData, stage: str) -> str:
-    """Which method is best at each budget of a stage, how many others it is ahead of, and what the dense model has."""
+    """Say which method is best at each budget of a stage, how many others it is ahead of, and what the dense model has."""
     metric, (highest, worst) = contents.metric, contents.best_and_worst
     rows = contents.summary[contents.summary["stage"] == stage]
     dense, rows = rows[rows["method"] == "dense"], rows[~is_dense(rows)].dropna(subset=["mean"])
@@ -38,15 +41,17 @@ def quality(contents: ReportData, stage: str) -> str:
     for budget in contents.budgets:
         at_budget = contents.best_first(rows[rows["budget"] == budget])
         if len(at_budget):
-            parts.append(f"at {contents.label(budget)} {_best(contents, at_budget)}")
+            best = at_budget[at_budget["mean"] == at_budget["mean"].iloc[0]]
+            score, ahead = quantity(metric, best["mean"].iloc[0]), _ahead(contents, at_budget, "rival")
+            parts.append(f"at {contents.label(budget)} {listed(list(best['method']))}, {score}{ahead}")
         if len(at_budget) > 1:
             last = at_budget.iloc[-1]
             differs = last["mean"] != at_budget["mean"].iloc[0]
             said = f" {worst.capitalize()} at {contents.label(budget)}: {last['method']}, {quantity(metric, last['mean'])}."
             lowest = said if differs else ""
     if not parts:
-        return f"{STAGE_WORDS.get(stage, stage)} there is only the dense model."
-    text = f"{STAGE_WORDS.get(stage, stage)}, {highest} test {metric}: {'; '.join(parts)}.{lowest}"
+        return f"{words_of(stage)} there is only the dense model."
+    text = f"{words_of(stage)}, {highest} test {metric}: {'; '.join(parts)}.{lowest}"
     if "ahead" in text:
         text += NO_CLAIM if "in every seed" in text else CLAIM
     if len(dense):
@@ -54,20 +59,13 @@ def quality(contents: ReportData, stage: str) -> str:
     return text + _of_seeds(rows)
 
 
-def _best(contents: ReportData, rows: pd.DataFrame) -> str:
-    """The first of rows, the best first, those equal to it, and how many of the others it is ahead of."""
-    top = rows[rows["mean"] == rows["mean"].iloc[0]]
-    return f"{listed(list(top['method']))}, {quantity(contents.metric, top['mean'].iloc[0])}{_ahead(contents, rows, 'rival')}"
-
-
 def _ahead(contents: ReportData, rows: pd.DataFrame, noun: str) -> str:
-    """In brackets, how many of rows, the best first, their first is ahead of, in the words that so many seeds allow;
-    empty where no pairs were compared.
+    """Say in brackets how many others the best method is ahead of, as far as the number of seeds allows.
 
     Args:
-        contents: with the tests.
-        rows: of a stage and a budget.
-        noun: what the others are called.
+        contents: The report, with its tests.
+        rows: The means of a stage and a budget, the best first.
+        noun: The word for the others.
     """
     tests, best = contents.statistics, rows.iloc[0]
     if tests is None or not len(tests):
@@ -85,7 +83,7 @@ def _ahead(contents: ReportData, rows: pd.DataFrame, noun: str) -> str:
 
 
 def results(contents: ReportData) -> str:
-    """The best trained result, or the best of all where nothing was trained on."""
+    """Name the best trained result, or the best of all without training."""
     rows = contents.summary.dropna(subset=["mean"])
     trained = rows[~is_dense(rows) & ~rows["stage"].map(is_post_hoc).astype(bool)]
     rows = trained if len(trained) else rows[~is_dense(rows)]
@@ -99,15 +97,6 @@ def results(contents: ReportData) -> str:
     )
 
 
-def _highest(rows: pd.DataFrame, column: str) -> pd.Series:
-    """The row with the largest number, the first of equals."""
-    return rows.sort_values(column, ascending=False, kind="stable").iloc[0]
-
-
-def has_intervals(rows: pd.DataFrame) -> bool:
-    return {"low", "high"} <= set(rows.columns) and bool(rows[["low", "high"]].notna().all(axis=None))
-
-
 def _of_seeds(rows: pd.DataFrame) -> str:
     seeds = int(rows["seeds"].max()) if "seeds" in rows and len(rows) else 0
     if seeds == 1:
@@ -116,7 +105,7 @@ def _of_seeds(rows: pd.DataFrame) -> str:
 
 
 def curve(contents: ReportData) -> str:
-    """The best ranking at each budget of a run's curve."""
+    """Name the best ranking at each budget of a run's curve."""
     assert contents.curve is not None
     metric = contents.metric
     parts = []
@@ -127,168 +116,124 @@ def curve(contents: ReportData) -> str:
     return f"With the mask alone, the best {metric} on the selection split: {'; '.join(parts)}. One seed."
 
 
-def masks(contents: ReportData, budget: int, method: str) -> str:
-    """Where one method's heads are, and which heads all methods agree on, of those that can go within the budget."""
-    kept = contents.kept(method, budget)
-    assert kept is not None
-    sites, counts = kept.sites, [float(part.sum()) for part in kept.by_site()]
-    among = [index for index, site in enumerate(sites) if contents.prunes(site, budget)]
-    most, fewest = max(among, key=counts.__getitem__), min(among, key=counts.__getitem__)
-    text = f"At {budget} of {contents.label(len(kept.values))}{contents.of_kinds(budget)}, {method} keeps "
-    if counts[most] == counts[fewest]:
-        text += f"{counts[most]:.3g} in every layer."
-    else:
+def masks(contents: ReportData, budget: int) -> str:
+    """Say how many heads all methods agree on, among those that can go within the budget."""
+    kept = contents.kept_at(budget)
+    first = next(iter(kept.values()))
+    text = f"Masks of {budget} of {contents.label(len(first.values))}{contents.of_kinds(budget)}."
+    if len(kept) > 1:
+        pruned = contents.kinds.get(budget) or {site.kind for site in first.sites}  # other kinds stay whole
+        can_go = np.repeat([site.kind in pruned for site in first.sites], [site.gates for site in first.sites])
+        shares = np.stack([values.values for values in kept.values()])[:, can_go]
+        always, never = int((shares == 1).all(axis=0).sum()), int((shares == 0).all(axis=0).sum())
         text += (
-            f"most in {sites[most].label} ({counts[most]:.3g} of {sites[most].gates}) and fewest in {sites[fewest].label} "
-            f"({counts[fewest]:.3g} of {sites[fewest].gates})."
-        )
-    can_go = np.repeat([contents.prunes(site, budget) for site in sites], [site.gates for site in sites])
-    shares = [
-        found.values for name, at in contents.masks if at == budget and (found := contents.kept(name, budget)) is not None
-    ]
-    if len(shares) > 1 and len({len(share) for share in shares}) == 1:
-        always = int((np.min(shares, axis=0) == 1)[can_go].sum())
-        never = int((np.max(shares, axis=0) == 0)[can_go].sum())
-        text += (
-            f" All {len(shares)} methods agree in every seed on {counted(always, contents.unit)} to keep and "
+            f" All {len(kept)} methods agree in every seed on {counted(always, contents.unit)} to keep and "
             f"{counted(never, contents.unit)} to give up."
         )
-    again = [name for name, at in contents.masks if (name, at) in contents.searched_again and at == budget]
+    again = [name for name in kept if (name, budget) in contents.searched_again]
     if again:
         text += f" The masks of {listed(again)} are those of trained weights; other ones were searched on the dense model."
     seeds = max(len(masks) for _, masks in contents.masks.values())
     return text + (f" Masks show the share of {seeds} seeds that keep a {contents.unit}." if seeds > 1 else "")
 
 
-def kept_by_site(kept: dict[int, Values], method: str, unit: str) -> str:
-    """How much of each kind, or of which layers, is left at the smallest budget, in heads or groups."""
-    budget = min(kept)
-    values = kept[budget]
-    left: dict[str, float] = {}
-    sizes: dict[str, int] = {}
-    several = len({site.kind for site in values.sites}) > 1
-    for site, part in zip(values.sites, values.by_site(), strict=True):
-        group = site.kind if several else site.label
-        left[group] = left.get(group, 0.0) + float(part.sum())
-        sizes[group] = sizes.get(group, 0) + site.gates
-    parts = [f"{left[group]:.3g} of {sizes[group]} in {group}" for group in left]
-    emptied = [
-        site.label for site, part in zip(values.sites, values.by_site(), strict=True) if several and float(part.sum()) == 0
-    ]
-    text = f"Of {counted(len(values.values), unit)}, {method} keeps at a budget of {budget}: {listed(parts)}."
-    return text + (f" No {unit} is left in {listed(emptied)}." if emptied else "")
-
-
-def prices(sites: tuple[Site, ...], counts: np.ndarray, ticks: list[str], method: str) -> str:
-    """How many gates of each kind the lowest and the highest price leave open.
+def kept_by_site(sites: Sites, counts: np.ndarray, ticks: list[str], axis: str, method: str) -> str:
+    """Say how many gates of each kind, or of each layer of a single kind, stay in the first and in the last column.
 
     Args:
-        sites: of the model.
-        counts: open gates ``[prices, sites]``, by rising price.
-        ticks: the prices.
-        method: that trained with them.
+        sites: The sites of the model.
+        counts: The gates that stay, ``[columns, sites]``.
+        ticks: The name of each column.
+        axis: What the columns are.
+        method: The method whose gates they are.
     """
+    groups = [site.kind if len({site.kind for site in sites}) > 1 else site.label for site in sites]
     parts = []
-    for kind in dict.fromkeys(site.kind for site in sites):
-        members = [site.kind == kind for site in sites]
-        of_kind, size = counts[:, members].sum(axis=1), sum(site.gates for site in sites if site.kind == kind)
-        parts.append(f"{of_kind[0]:.3g} and {of_kind[-1]:.3g} of {size} in {kind}")
-    ends = [f"{counts[end].sum():.3g} at the {word} price ({ticks[end]})" for end, word in ((0, "lowest"), (-1, "highest"))]
-    return f"Gates that {method} leaves open: {' and '.join(ends)}; {', '.join(parts)}."
-
-
-def scores(his: Values | None, entropy: Values | None) -> str:
-    """Where HIS and entropy are highest."""
-    parts = [
-        f"{name} is highest in {values.sites[int(np.argmax(means))].label} (layer mean {max(means):.3g}) and lowest in "
-        f"{values.sites[int(np.argmin(means))].label} ({min(means):.3g})"
-        for name, values in (("HIS", his), ("Entropy", entropy))
-        if values is not None and (means := [float(part.mean()) for part in values.by_site()])
-    ]
-    return f" {'; '.join(parts)}." if parts else ""
+    for tick, row in ((ticks[0], counts[0]), (ticks[-1], counts[-1])):
+        members = {group: [name == group for name in groups] for group in dict.fromkeys(groups)}
+        each = [f"{row[own].sum():.3g} in {group}" for group, own in members.items()]
+        parts.append(f"{row.sum():.3g} at {tick} ({', '.join(each)})")
+    return f"By {axis}, of {sum(site.gates for site in sites)} gates {method} keeps {' and '.join(parts)}."
 
 
 def training(contents: ReportData, course: Course, method: str, budget: int) -> str:
-    """From how many to how many open heads, when half had closed, and where the last are of those that could go."""
-    total, left = course.open.sum(axis=1), course.by_site()[-1]
+    """Say from how many to how many open heads training goes, and when half of them had closed."""
+    total = course.open.sum(axis=1)
     first, last, trained = float(total[0]), float(total[-1]), course.last_trained
-    text = f"{method}, {contents.label(budget)}: {first:.3g} open at step {course.steps[0]}, "
-    if course.ends_in_mask:
-        text += f"{total[trained]:.3g} at step {course.steps[trained]}, then the {last:.3g} of the mask (drawn last)."
-    else:
-        text += f"{last:.3g} at step {course.steps[-1]}."
-    if last < first:
-        reached = int(np.argmax(total <= (first + last) / 2))
-        half = int(course.steps[min(reached, trained)])
-        among = [index for index, site in enumerate(course.sites) if contents.prunes(site, budget)]
-        most = max(among, key=left.__getitem__)
-        empty = [course.sites[index].label for index in among if left[index] == 0]
-        text += f" Half of those that close have closed by step {half}."
-        if min(left[among]) < left[most]:
-            text += f" Most stay in {course.sites[most].label} ({left[most]:.3g} of {course.sites[most].gates})"
-            text += f", none in {listed(empty)}." if empty else "."
-    return text
-
-
-def gates(contents: ReportData, course: Course, method: str, budget: int) -> str:
-    """How far the gates came from all open towards 0 and 1."""
-    last = course.values[-1]
-    between = int(((last > 0) & (last < 1)).sum())
-    trained = course.last_trained
-    soft = f", {between} between 0 and 1" if between and course.seeds == 1 else ""
-    first, final = float(course.open[0].sum()), float(course.open[trained].sum())
-    mask = f", then {course.open[-1].sum():.3g} in the mask" if course.ends_in_mask else ""
     mean = f", the mean of {course.seeds} seeds" if course.seeds > 1 else ""
-    return (
-        f"The gates of {method} for {contents.label(budget)} as they train{mean}: of {len(last)}, {first:.3g} are open at step "
-        f"{course.steps[0]} and {final:.3g} at step {course.steps[trained]}{mask}{soft}."
-    )
+    text = f"{method}, {contents.label(budget)}{mean}: {first:.3g} open at step {course.steps[0]}, "
+    text += f"{total[trained]:.3g} at step {course.steps[trained]}"
+    text += f", then the {last:.3g} of the mask (drawn last)." if course.ends_in_mask else "."
+    if last < first:
+        half = min(int(np.argmax(total <= (first + last) / 2)), trained)
+        text += f" Half of those that close have closed by step {course.steps[half]}."
+    return text
 
 
 def agreement(contents: ReportData, rows: pd.DataFrame, budget: int) -> str:
-    """The most and least alike pairs, against chance, and methods with themselves over seeds."""
+    """Name the most and the least alike pair, and the agreement of random masks."""
     ends = [" ".join(sorted(map(str, pair))) for pair in zip(rows["method"], rows["other"], strict=True)]
     rows = rows.assign(pair=ends).drop_duplicates("pair")  # a pair may be listed from both its ends
-    pairs, selves = rows[rows["method"] != rows["other"]], rows[rows["method"] == rows["other"]].dropna(subset="jaccard")
+    pairs = rows[rows["method"] != rows["other"]].sort_values("jaccard", ascending=False, kind="stable")
     of = f"{budget} of {contents.label(contents.size)}{contents.of_kinds(budget)}" if contents.size else contents.label(budget)
     text = f"Masks of {of}."
     if len(pairs):
-        most, least = _highest(pairs, "jaccard"), _highest(pairs.assign(apart=-pairs["jaccard"]), "apart")
+        most, least = pairs.iloc[0], pairs.iloc[-1]
         text += f" Most alike are {most['method']} and {most['other']} (Jaccard index {most['jaccard']:.2f})"
         text += f", least {least['method']} and {least['other']} ({least['jaccard']:.2f})." if len(pairs) > 1 else "."
-    if len(rows):
-        low, high = rows["chance_jaccard"].min(), rows["chance_jaccard"].max()
-        chance = f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f}"
-        above = int((pairs["jaccard"] > pairs["chance_jaccard"]).sum())
-        text += f" Random masks of these sizes would share {chance}; {above} of {len(pairs)} pairs share more."
-    if len(selves):
-        best = _highest(selves, "jaccard")
-        text += f" Between seeds, {best['method']} repeats itself best ({best['jaccard']:.2f})."
-    return text
+    low, high = f"{rows['chance_jaccard'].min():.2f}", f"{rows['chance_jaccard'].max():.2f}"
+    above = int((pairs["jaccard"] > pairs["chance_jaccard"]).sum())
+    return (
+        f"{text} Random masks of these sizes would share {low if low == high else f'{low} to {high}'}; "
+        f"{above} of {len(pairs)} pairs share more."
+    )
 
 
-def his_against_entropy(his: Values, entropy: Values, kept: Values | None, method: str) -> str:
-    """How HIS and entropy go together, and how many of the kept heads are among those of highest HIS."""
+def his_against_entropy(his: Values, entropy: Values) -> str:
+    """Say how HIS and entropy go together."""
     count = len(his.values)
-    constant = np.ptp(his.values) == 0 or np.ptp(entropy.values) == 0
-    text = f"Over {count} heads, "
-    if constant or count < 3:
-        text += "HIS and entropy cannot be correlated."
-    else:
-        found = spearmanr(his.values, entropy.values)
-        word = "rise together" if found.statistic > 0 else "go against each other"
-        text += f"HIS and entropy {word} (Spearman's rho {found.statistic:.2f})."
-    if kept is not None and len(kept.values) == count:
-        inside = kept.values >= 0.5
-        highest = np.argsort(-his.values, kind="stable")[: inside.sum()]
-        same = int(inside[highest].sum())
-        seeds = " in at least half of the seeds" if ((kept.values > 0) & (kept.values < 1)).any() else ""
-        text += f" Of the {inside.sum()} heads that {method} keeps{seeds}, {same} are among the {inside.sum()} of highest HIS."
-    return text
+    if count < 3 or np.ptp(his.values) == 0 or np.ptp(entropy.values) == 0:
+        return f"Over {count} heads, HIS and entropy cannot be correlated."
+    rho = stats.spearmanr(his.values, entropy.values).statistic
+    word = "rise together" if rho > 0 else "go against each other"
+    return f"Over {count} heads, HIS and entropy {word} (Spearman's rho {rho:.2f})."
+
+
+def roles(table: pd.DataFrame, shown: list[str]) -> str:
+    """Say how many heads are specialised, with an exact interval, and how many have each role."""
+    total, special = len(table), int(table["specialised"].sum())
+    low, high = stats.binomtest(special, total).proportion_ci(method="exact")
+    held = table[[f"{name}_has" for name in shown]].sum(axis=1)
+    each = listed([f"{int(table[f'{name}_has'].sum())} {name}" for name in shown]).capitalize() or "No role was measured"
+    return (
+        f"What each head does: {special} of {total} heads ({special / total:.0%}, 95 % interval {low:.0%} to {high:.0%}) are "
+        f"specialised, {int((held == 0).sum())} have no role at all and {int((held > 1).sum())} have more than one, which "
+        f"divide their square. {each}."
+    )
+
+
+def surviving_roles(contents: ReportData, special: np.ndarray) -> str:
+    """Say which share of the specialised and of the other heads methods keep at the middle budget, with odds ratios."""
+    caption = f"Roles of the {contents.unit}s that are kept, means over seeds; one with several roles counts in each."
+    methods = [method for method, budget in contents.masks if budget == contents.focus]
+    parts, seeds = [], 0
+    for method in [name for name in ("learned", "his", "random") if name in methods] or methods[:3]:
+        masks = contents.masks[method, contents.focus or 0][1]
+        seeds = max(seeds, len(masks))
+        if not (special.any() and (~special).any()):
+            continue
+        kept = [(masks > 0)[:, group].mean() for group in (special, ~special)]
+        odds = pooled_odds([cross_table(mask, special) for mask in masks])
+        sure = f", 95 % interval {odds.low:.2f} to {odds.high:.2f}" if np.isfinite(odds.low) else ""
+        ratio = f" (odds ratio {odds.ratio:.2f}{sure})" if np.isfinite(odds.ratio) else ""
+        parts.append(f"{method} keeps {kept[0]:.0%} of the specialised {contents.unit}s and {kept[1]:.0%} of the others{ratio}")
+    if not parts or contents.focus is None:
+        return caption
+    return f"{caption} At {contents.label(contents.focus)}, {counted(seeds, 'seed')}: {'; '.join(parts)}."
 
 
 def cost(contents: ReportData) -> str:
-    """What the stages took, and the dearest method."""
+    """Say what the stages took, and which method took the most."""
     rows = contents.comparison
     parts = []
     for stage in contents.stages:
@@ -300,13 +245,16 @@ def cost(contents: ReportData) -> str:
         said = "" if not steps else f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
         most = f", most for {means.idxmax()} ({duration(float(means.max()))})" if len(means) > 1 else ""
         taken = f"{said + ' steps, ' if said else ''}{duration(float(means.mean()))} per experiment in the mean"
-        parts.append(f"{STAGE_WORDS.get(stage, stage)}: {taken}{most}")
+        parts.append(f"{words_of(stage)}: {taken}{most}")
     return ". ".join(parts) + "." if parts else "The costs were not recorded."
 
 
 def opening(contents: ReportData) -> str:
-    """The result in one sentence: at the middle budget of the stage that counts most, the best method, the best of this
-    project's own (the one that does best on the selection split), and the dense model."""
+    """Say the result in one sentence: the best method, the best of this project's own, and the dense model.
+
+    They are those of the middle budget, of the stage with the most training. This project's own method is chosen on the
+    selection split.
+    """
     if not len(contents.summary) or contents.focus is None:
         return "There are no results yet."
     metric, stage = contents.metric, contents.stages_by_weight[0]
@@ -318,7 +266,7 @@ def opening(contents: ReportData) -> str:
     best = list(rows.loc[rows["mean"] == rows["mean"].iloc[0], "method"])
     of = f" of {contents.size}" if contents.size else ""
     share, highest = "has" if len(best) == 1 else "share", contents.best_and_worst[0]
-    text = f"{STAGE_WORDS.get(stage, stage)}, {contents.label(contents.focus)}{of}: {listed(best)} {share} the {highest} test "
+    text = f"{words_of(stage)}, {contents.label(contents.focus)}{of}: {listed(best)} {share} the {highest} test "
     parts = []
     own = rows[rows["method"].isin(contents.ours)]
     if len(own):
@@ -333,7 +281,7 @@ def opening(contents: ReportData) -> str:
 
 
 def warning(contents: ReportData) -> str:
-    """Of a dense model that has learned nothing; else empty."""
+    """Warn of a dense model that has learned nothing; else return an empty text."""
     metric, rows = contents.metric, contents.summary
     if contents.majority is None or not len(rows):
         return ""
@@ -342,5 +290,5 @@ def warning(contents: ReportData) -> str:
 
 
 def headline(contents: ReportData) -> list[str]:
-    """In place of a verdict: the caption of every stage, the trained ones first."""
+    """Return the caption of every stage in place of a verdict, the trained ones first."""
     return [quality(contents, stage) for stage in contents.stages_by_weight]

@@ -14,10 +14,6 @@ from training.config.comparison import STAGES, is_post_hoc
 from training.stats.numbers import budget_label, in_brackets
 from training.stats.verdict import are_dense
 
-Kind = Literal["comparison", "run"]
-COMBINATION = ["stage", "method", "budget"]
-"""Columns that name what a mean over seeds is of."""
-
 
 @dataclass(frozen=True)
 class Site:
@@ -31,27 +27,35 @@ class Site:
         return self.label.split(".")[0]
 
 
+Sites = tuple[Site, ...]
+
+
+def split_by_site(sites: Sites, values: np.ndarray) -> list[np.ndarray]:
+    """Split values ``[gates]`` into those of each site."""
+    return np.split(values, np.cumsum([site.gates for site in sites])[:-1])
+
+
 @dataclass(frozen=True)
 class Values:
     """A number per gate, with the sites that the gates belong to.
 
     Args:
-        sites: in the order of ``values``.
+        sites: The sites in the order of ``values``.
         values: ``[gates]``.
     """
 
-    sites: tuple[Site, ...]
+    sites: Sites
     values: np.ndarray
 
     def grid(self) -> np.ndarray:
-        """``[sites, gates]``, filled with NaN where sites have fewer gates than the largest."""
+        """Return ``[sites, gates]``, filled with NaN where a site has fewer gates than the largest."""
         grid = np.full((len(self.sites), max(site.gates for site in self.sites)), np.nan)
         for row, part in zip(grid, self.by_site(), strict=True):
             row[: len(part)] = part
         return grid
 
     def by_site(self) -> list[np.ndarray]:
-        return np.split(self.values, np.cumsum([site.gates for site in self.sites])[:-1])
+        return split_by_site(self.sites, self.values)
 
 
 @dataclass(frozen=True)
@@ -59,17 +63,17 @@ class Course:
     """The gates of a learned method over training, the mean of its seeds.
 
     Args:
-        sites: in the order of gates.
+        sites: The sites in the order of gates.
         steps: ``[steps]``.
-        values: gate values ``[steps, gates]``.
-        open: share of seeds in which the gate is open (its value above 0), ``[steps, gates]``.
-        seeds: of the mean.
-        ends_in_mask: whether the last step is the mask that was made of the gates.
-        expected: number of gates that are expected to be open, ``[steps]``; NaN where it was not logged. None: nowhere.
-        prices: of an open gate ``[steps]``, under "", or of one of each kind under its name; NaN where it was not logged.
+        values: The gate values, ``[steps, gates]``.
+        open: The share of seeds in which the gate is open (its value above 0), ``[steps, gates]``.
+        seeds: The number of seeds.
+        ends_in_mask: Whether the last step is the mask that was made of the gates.
+        expected: The number of gates that are expected to be open, ``[steps]``. None where it is unknown.
+        prices: The price of an open gate ``[steps]``, under "" for all kinds or under the name of each kind.
     """
 
-    sites: tuple[Site, ...]
+    sites: Sites
     steps: np.ndarray
     values: np.ndarray
     open: np.ndarray
@@ -79,8 +83,7 @@ class Course:
     prices: dict[str, np.ndarray] = field(default_factory=dict)
 
     def ending_in(self, mask: np.ndarray) -> Course:
-        """The same with one more step: the mask ``[gates]`` (the mean of the seeds'), of the highest gates of those that are
-        open."""
+        """Return the course with the mask ``[gates]``, the mean over seeds, as one more step."""
         gap = self.steps[-1] - self.steps[-2] if len(self.steps) > 1 else 1
         return replace(
             self,
@@ -94,58 +97,51 @@ class Course:
 
     @property
     def last_trained(self) -> int:
-        """Index of the last step of training; the mask has none of its own."""
+        """The index of the last step of training. The mask has no step of its own."""
         return len(self.steps) - 1 - self.ends_in_mask
 
     def by_site(self) -> np.ndarray:
-        """Open gates of each site, ``[steps, sites]``."""
-        starts = np.cumsum([0, *(site.gates for site in self.sites[:-1])])
-        return np.add.reduceat(self.open, starts, axis=1)
-
-    def last_soft(self) -> int:
-        """Index of the last step at which some gate is neither open nor closed; the last step if there is none."""
-        soft = ((self.values > 0) & (self.values < 1) & ((self.open == 0) | (self.open == 1))).any(axis=1)
-        return int(np.nonzero(soft)[0][-1]) if soft.any() else len(self.steps) - 1
+        """Return the open gates of each site, ``[steps, sites]``."""
+        return np.stack([part.sum(axis=0) for part in split_by_site(self.sites, self.open.T)], axis=1)
 
 
-def by_kind(sites: tuple[Site, ...]) -> tuple[tuple[Site, ...], np.ndarray]:
-    """The sites kind after kind, as the first of each comes, and where each of their gates was before, ``[gates]``."""
+def by_kind(sites: Sites) -> tuple[Sites, np.ndarray]:
+    """Return the sites kind after kind, in the order of their first occurrence, and where each gate was before, ``[gates]``."""
     kinds = list(dict.fromkeys(site.kind for site in sites))
     order = sorted(range(len(sites)), key=lambda at: kinds.index(sites[at].kind))
-    places = np.split(np.arange(sum(site.gates for site in sites)), np.cumsum([site.gates for site in sites])[:-1])
+    places = split_by_site(sites, np.arange(sum(site.gates for site in sites)))
     return tuple(sites[at] for at in order), np.concatenate([places[at] for at in order])
 
 
 @dataclass
 class ReportData:
-    """A directory's tables; None or empty for what it does not hold, with a sentence in ``missing``.
+    """A directory's tables; None or empty for a table that it lacks, with a sentence in ``missing``.
 
     Args:
-        path: the directory.
-        kind: whether ``training compare`` or ``training.fit`` wrote it.
-        metrics: its ``metrics.json``.
-        metric: the main metric, such as ``accuracy``.
-        kinds: heads to keep of the kinds that a budget per kind prunes, by budget; none for budgets of all kinds together.
-        comparison: a row per seed, stage, method and budget (heads that were asked for).
-        summary: a row per stage, method and budget: seeds, mean, low and high of the main metric on the test split.
-        curve: of a run, quality at other budgets, post hoc, on the selection split.
-        scores: a row per seed and gate, with the columns ``label``, ``his``, ``entropy`` and others.
-        masks: of each method and budget ``[seeds, gates]``.
-        searched_again: methods and budgets whose masks without training are other ones, found by a search on the dense weights.
-        courses: of each learned method and budget its gates over training.
-        prices: of a comparison with prices, a row per seed, method and price: the gates ``open`` in all and in each site.
-        samples: for translation the first sentences: ``source``, ``reference`` and, as METHOD.STAGE.BUDGET, what each system
-            made of them.
-        truth: where the necessary heads are known, what each method found of them (:mod:`training.report.figures`).
-        significance: of a run, the paired bootstrap of its translations against the dense model's.
-        roles: what each head attends to, a row for each, with its ``kind`` (:func:`training.report.reading.read_roles`).
-        attention: of the heads in a few sentences, for a page (:func:`training.report.reading.read_attention`).
-        signatures: settings and version of sacrebleu for each of its metrics.
-        missing: what the report leaves out and why.
+        path: The directory.
+        kind: Whether ``training compare`` or ``training.fit`` wrote it.
+        metrics: Its ``metrics.json``.
+        metric: The main metric, such as ``accuracy``.
+        kinds: By budget, the heads to keep of the kinds that a budget per kind prunes.
+        comparison: A row per seed, stage, method and budget.
+        summary: A row per stage, method and budget: seeds, mean, low and high of the main metric on the test split.
+        curve: The quality of a run at other budgets, post hoc, on the selection split.
+        scores: A row per seed and gate, with the columns ``label``, ``his``, ``entropy`` and others.
+        masks: The masks of each method and budget, ``[seeds, gates]``.
+        searched_again: Methods and budgets whose post hoc masks were searched on the dense weights and differ from ``masks``.
+        courses: The gates of each learned method and budget over training.
+        prices: A row per seed, method and price: the gates ``open`` in all and in each site.
+        samples: Translations: ``source``, ``reference`` and a column METHOD.STAGE.BUDGET for each system.
+        truth: What each method found of known necessary heads (:func:`training.report.figures.recoveries`).
+        significance: The paired bootstrap of a run's translations against the dense model's.
+        roles: The roles of each head (:func:`training.report.reading.read_roles`).
+        attention: The attention of the heads in a few sentences, as JSON (:func:`training.report.reading.read_attention`).
+        signatures: The sacrebleu signature of each metric.
+        missing: What the report leaves out and why.
     """
 
     path: Path
-    kind: Kind
+    kind: Literal["comparison", "run"]
     metrics: dict[str, Any] = field(default_factory=dict)
     metric: str = "accuracy"
     kinds: dict[int, dict[str, int]] = field(default_factory=dict)
@@ -155,7 +151,7 @@ class ReportData:
     agreement: pd.DataFrame | None = None
     curve: pd.DataFrame | None = None
     scores: pd.DataFrame | None = None
-    masks: dict[tuple[str, int], tuple[tuple[Site, ...], np.ndarray]] = field(default_factory=dict)
+    masks: dict[tuple[str, int], tuple[Sites, np.ndarray]] = field(default_factory=dict)
     searched_again: set[tuple[str, int]] = field(default_factory=set)
     courses: dict[tuple[str, int], Course] = field(default_factory=dict)
     prices: pd.DataFrame | None = None
@@ -180,7 +176,6 @@ class ReportData:
 
     @property
     def lower_is_better(self) -> bool:
-        """Whether the best of the main metric is its lowest value."""
         return bool(self.metrics.get("lower_is_better", False))
 
     @property
@@ -189,44 +184,36 @@ class ReportData:
         return ("lowest", "highest") if self.lower_is_better else ("highest", "lowest")
 
     def best_first(self, rows: pd.DataFrame, column: str = "mean") -> pd.DataFrame:
-        """Rows by a column of the main metric, equals in their order."""
+        """Sort rows by a column of the main metric; ties keep their order."""
         return rows.sort_values(column, ascending=self.lower_is_better, kind="stable")
 
     @property
     def majority(self) -> float | None:
-        """What always answering the most frequent class of the test split would score; None for other tasks, and where an
-        earlier version wrote the results."""
-        stated = self.metrics.get("majority")
-        value = stated.get(self.metric) if isinstance(stated, dict) else None
-        return float(value) if isinstance(value, (int, float)) else None
+        """The score of always answering the most frequent class of the test split; None for other tasks."""
+        return self.metrics.get("majority", {}).get(self.metric)
 
     @property
     def size(self) -> int | None:
-        """Of the dense model, in the unit of budgets."""
-        stated = self.metrics.get("gates", self.metrics.get("heads"))
+        """The size of the dense model, in the unit of budgets."""
         dense = self.summary[is_dense(self.summary)] if len(self.summary) else self.summary
-        return int(stated) if stated is not None else int(dense["budget"].max()) if len(dense) else None
+        return self.metrics.get("gates") or (int(dense["budget"].max()) if len(dense) else None)
 
     def label(self, budget: int) -> str:
-        """A budget in words: ``18 heads``, ``106 heads (encoder 10)``, ``18 heads at most, within 12 ms``."""
+        """Return a budget in words: ``18 heads``, ``106 heads (encoder 10)``, ``18 heads at most, within 12 ms``."""
         within = self.metrics.get("within") or {}
         return budget_label(budget, self.kinds.get(budget, {}), self.unit, within.get(str(budget), ""))
 
     def of_kinds(self, budget: int) -> str:
-        """What a budget says of kinds, in brackets after a space; empty for budgets of all kinds together."""
+        """Return the kinds of a budget in brackets, after a space; empty for budgets of all kinds together."""
         return in_brackets(self.kinds.get(budget, {}))
 
     def axis(self, budgets: list[int]) -> tuple[list[str], str]:
-        """Ticks for budgets and the title of their axis: the heads kept of the one kind that all of them prune, or in all."""
+        """Return ticks for budgets and the title of their axis: heads kept of the one kind that they all prune, or in all."""
         kinds = {tuple(self.kinds.get(budget, ())) for budget in budgets}
         named = kinds.pop() if len(kinds) == 1 else ()
         if len(named) != 1:
             return [str(budget) for budget in budgets], f"{self.unit}s kept"
         return [str(self.kinds[budget][named[0]]) for budget in budgets], f"{named[0]} {self.unit}s kept (the others stay)"
-
-    def prunes(self, site: Site, budget: int) -> bool:
-        """Whether heads of a site can go within a budget: under a budget per kind, other kinds stay whole."""
-        return not self.kinds.get(budget) or site.kind in self.kinds[budget]
 
     @property
     def methods(self) -> list[str]:
@@ -237,17 +224,12 @@ class ReportData:
 
     @property
     def ours(self) -> list[str]:
-        """This project's own methods; the others are the rivals."""
-        stated = self.metrics.get("ours")
-        return (
-            list(map(str, stated))
-            if isinstance(stated, list)
-            else [name for name in self.methods if name.startswith("learned")]
-        )
+        """This project's own methods; the others are the rivals. Without ``metrics.json`` their names tell."""
+        return self.metrics.get("ours") or [name for name in self.methods if name.startswith("learned")]
 
     @property
     def budgets(self) -> list[int]:
-        """Budgets of all methods but the dense model, largest first."""
+        """The budgets of all methods but the dense model, largest first."""
         rows = self.comparison[~is_dense(self.comparison)] if len(self.comparison) else self.comparison
         found = set(rows["budget"]) if len(rows) else {budget for _, budget in self.masks}
         return sorted((int(budget) for budget in found), reverse=True)
@@ -264,33 +246,36 @@ class ReportData:
 
     @property
     def stages_by_weight(self) -> list[str]:
-        """The stages of models that were trained on first."""
+        """The stages, those with training first."""
         return sorted(self.stages, key=is_post_hoc)
 
     def mean_score(self, name: str) -> Values | None:
-        """A raw score of every gate, the mean over seeds; None if it is not there."""
+        """Return a raw score of every gate, the mean over seeds; None if some gate has none."""
         if self.scores is None or name not in self.scores or not self.scores[name].notna().all():
             return None
-        first = self.scores[self.scores["seed"] == self.scores["seed"].iloc[0]]
-        by_seed = [rows[name].to_numpy(dtype=float) for _, rows in self.scores.groupby("seed", sort=False)]
-        if len({len(values) for values in by_seed}) > 1:
+        by_seed = self.scores.pivot(index="seed", columns="gate", values=name)
+        if by_seed.isna().any(axis=None):
             return None
-        sites, order = by_kind(group_labels(first["label"]))
-        return Values(sites, np.mean(by_seed, axis=0)[order])
+        sites, order = by_kind(group_labels(self.scores["label"].iloc[: by_seed.shape[1]]))
+        return Values(sites, by_seed.to_numpy(dtype=float).mean(axis=0)[order])
 
     def kept(self, method: str, budget: int) -> Values | None:
-        """Share of seeds in which a method keeps each head, 0 to 1."""
+        """Return the share of seeds in which a method keeps each head, 0 to 1."""
         if (method, budget) not in self.masks:
             return None
         sites, masks = self.masks[method, budget]
         return Values(sites, (masks > 0).mean(axis=0))
 
+    def kept_at(self, budget: int) -> dict[str, Values]:
+        """Return the same for every method that has masks of a budget."""
+        return {method: values for method, at in self.masks if at == budget and (values := self.kept(method, at)) is not None}
+
 
 def is_dense(rows: pd.DataFrame) -> pd.Series:
-    """Which rows are of the model with all its heads: ``dense``, ``dense+distil``."""
+    """Return which rows are of a model with all its heads: ``dense``, ``dense+distil``."""
     return are_dense(rows["method"])
 
 
-def group_labels(labels: pd.Series | list[str]) -> tuple[Site, ...]:
-    """Sites of consecutive gates with equal labels."""
+def group_labels(labels: pd.Series | list[str]) -> Sites:
+    """Return the sites of consecutive gates with equal labels."""
     return tuple(Site(label, len(list(gates))) for label, gates in groupby(labels))

@@ -7,19 +7,19 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markupsafe import Markup, escape
 
 from gates.files import replacing
-from training.report import captions, tables
-from training.report import tables as translations
+from training.report import captions
 from training.report.contents import ReportData
 from training.report.figures import inline_svg, picture_files, write_pictures
-from training.report.pictures import pictures_of
-from training.report.tables import Table
-from training.stats.numbers import counted, slug, unit
+from training.report.pictures import Picture, pictures_of
+from training.report.tables import Table, tables_of
+from training.stats.numbers import counted, slug
 
 FIGURES = "figures"
 """Folder beside the page for its pictures."""
@@ -28,41 +28,29 @@ POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-s
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """A picture as the page holds it: its markup, with what :class:`training.report.pictures.Picture` says of it."""
-
-    name: str
-    content: Markup
-    caption: str
-    shown: bool = True
-    wide: bool = False
-
-
-@dataclass(frozen=True)
 class Section:
     """A directory's part of the page.
 
     Args:
-        id: unique in the page.
-        contents: what the directory holds.
-        opening: the result in one sentence.
-        lead: the picture that the page opens with, of known truth or of quality, its caption being that sentence; None without
-            results.
-        warning: of a comparison that says nothing; else empty.
-        verdict: the result at length.
-        pictures: by section.
-        tables: by name.
-        facts: versions, machine and code, as names and values.
-        command: that repeats it; empty if unknown.
+        id: The id, unique in the page.
+        contents: What the directory holds.
+        opening: The result in one sentence.
+        lead: The picture that the page opens with, with that sentence as its caption; None without results.
+        warning: A warning of a comparison that says nothing; else empty.
+        verdict: The result at length.
+        pictures: The other pictures by section.
+        tables: The tables by name.
+        facts: Versions, machine and code, as names and values.
+        command: The command that repeats it; empty if unknown.
     """
 
     id: str
     contents: ReportData
     opening: str
-    lead: Drawn | None
+    lead: Picture | None
     warning: str
     verdict: Markup
-    pictures: dict[str, list[Drawn]]
+    pictures: dict[str, list[Picture]]
     tables: dict[str, Table]
     facts: dict[str, str]
     command: str
@@ -97,7 +85,7 @@ def write_report(found: Sequence[ReportData], out: Path) -> None:
 
 
 def unique_ids(found: Sequence[ReportData]) -> list[str]:
-    """A name for each part of the page, different for directories of the same name."""
+    """Return a name for each part of the page, different for directories of the same name."""
     ids: list[str] = []
     for contents in found:
         name, number = slug(contents.name), 2
@@ -108,15 +96,14 @@ def unique_ids(found: Sequence[ReportData]) -> list[str]:
 
 
 def make_section(contents: ReportData, identifier: str) -> tuple[Section, dict[str, bytes]]:
-    """A directory's part of the page, and the files of its pictures by name."""
-    pictures: dict[str, list[Drawn]] = {}
+    """Return a directory's part of the page, and the files of its pictures by name."""
+    pictures: dict[str, list[Picture]] = {}
     files: dict[str, bytes] = {}
     for picture in pictures_of(contents):
-        files |= picture_files(picture.figure, picture.name)
+        files |= (drawn := picture_files(picture.figure, picture.name))
         # Letters and digits of ids, and an escaped label, are all that is put into the picture's own markup.
-        svg = inline_svg(picture.figure, f"{identifier}-{picture.name}", str(escape(picture.alt)))
-        drawn = Drawn(picture.name, Markup(svg), picture.caption, picture.shown, picture.wide)
-        pictures.setdefault(picture.section, []).append(drawn)
+        svg = inline_svg(drawn[f"{picture.name}.svg"].decode(), f"{identifier}-{picture.name}", str(escape(picture.alt)))
+        pictures.setdefault(picture.section, []).append(replace(picture, svg=Markup(svg)))
     opening, lead, said = captions.opening(contents), None, _verdict(contents)
     if found := pictures.pop("truth", []):
         lead, opening = found[0], found[0].caption
@@ -134,7 +121,7 @@ def make_section(contents: ReportData, identifier: str) -> tuple[Section, dict[s
         warning=captions.warning(contents),
         verdict=said,
         pictures=pictures,
-        tables=_tables(contents),
+        tables=tables_of(contents),
         facts=_facts(contents),
         command=_command(contents),
     )
@@ -142,7 +129,18 @@ def make_section(contents: ReportData, identifier: str) -> tuple[Section, dict[s
 
 
 def render(sections: Sequence[Section]) -> str:
-    """The page's HTML; whatever comes from files is escaped."""
+    """Return the page's HTML; whatever comes from files is escaped."""
+    return render_page("page.html", ("page", "attention"), ("page", "attention"), sections=sections)
+
+
+def render_page(template: str, styles: Sequence[str], scripts: Sequence[str], **values: Any) -> str:
+    """Return a page that loads nothing, and runs no script but its own.
+
+    Args:
+        template: The template of the page.
+        styles, scripts: The parts of its style and of its script.
+        values: What the template shows.
+    """
     environment = Environment(
         loader=PackageLoader("training.report", "template"),
         autoescape=True,
@@ -152,17 +150,16 @@ def render(sections: Sequence[Section]) -> str:
     )
     assets = Path(__file__).parent / "template"
     style, script = (
-        "\n".join((assets / f"{name}.{form}").read_text(encoding="utf-8") for name in ("page", "attention"))
-        for form in ("css", "js")
+        "\n".join((assets / f"{name}.{form}").read_text(encoding="utf-8") for name in names)
+        for form, names in (("css", styles), ("js", scripts))
     )
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return environment.get_template("page.html").render(
-        sections=sections, style=Markup(style), script=Markup(script), policy=POLICY.format(digest=digest)
-    )
+    policy = POLICY.format(digest=digest)
+    return environment.get_template(template).render(**values, style=Markup(style), script=Markup(script), policy=policy)
 
 
 def _verdict(contents: ReportData) -> Markup:
-    """``verdict.md`` without raw HTML and pictures; else what the numbers say."""
+    """Return ``verdict.md`` without raw HTML and pictures, or what the numbers say."""
     if contents.verdict:
         markdown = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
         tokens = markdown.parse(contents.verdict)
@@ -174,34 +171,14 @@ def _verdict(contents: ReportData) -> Markup:
     return Markup("").join(Markup("<p>{}</p>").format(text) for text in said)
 
 
-def _tables(contents: ReportData) -> dict[str, Table]:
-    found = []
-    if len(contents.budgets) > 1:
-        for stage in contents.stages_by_weight:
-            words = f"{captions.STAGE_WORDS.get(stage, stage)}: test {contents.metric}{unit(contents.metric)}"
-            below = ", below it the 95 % interval of the mean" if captions.has_intervals(contents.summary) else ""
-            found.append(tables.budget_table(contents, stage, f"{words}{below}, by {contents.unit}s kept."))
-    if len(contents.summary) and contents.kind == "comparison":
-        found.append(tables.results_table(contents, captions.results(contents)))
-    if len(contents.comparison):
-        found.append(tables.experiments_table(contents, shown=contents.kind == "run"))
-        found.append(tables.cost_table(contents, captions.cost(contents)))
-    if contents.statistics is not None and len(contents.statistics):
-        found.append(tables.statistics_table(contents))
-    if contents.agreement is not None and len(contents.agreement):
-        found.append(tables.agreement_table(contents))
-    found += translations.tables_of(contents)
-    return {table.name: table for table in found}
-
-
 def _facts(contents: ReportData) -> dict[str, str]:
-    """Machine, versions and code."""
-    facts = {}
-    for part in ("machine", "versions", "code"):
-        held = contents.metrics.get(part)
-        for name, value in held.items() if isinstance(held, dict) else ():
-            facts[("code " if part == "code" else "") + str(name).replace("_", " ")] = str(value)
-    return facts
+    """Return machine, versions and code."""
+    prefixes = {"machine": "", "versions": "", "code": "code "}
+    return {
+        prefix + str(name).replace("_", " "): str(value)
+        for part, prefix in prefixes.items()
+        for name, value in contents.metrics.get(part, {}).items()
+    }
 
 
 def _command(contents: ReportData) -> str:

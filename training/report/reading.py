@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,12 +18,11 @@ from pandas.api.types import is_bool_dtype, is_integer_dtype
 from gates.attention.sites import KINDS
 from gates.errors import GateError, first_line
 from gates.roles.roles import RULES
-from training.report.contents import COMBINATION, Course, ReportData, Site, by_kind, group_labels
+from training.report.contents import Course, ReportData, Site, by_kind, group_labels
 from training.report.figures import recoveries
 from training.runs.directory import UNFINISHED
 from training.runs.stored import AGAIN, damaged, read_json, read_table, read_text
-from training.stats.numbers import BOUNDS, CACHE, CLOSED
-from training.stats.tables import COSTS, TEST_COLUMNS, summarise
+from training.stats.tables import TEST_COLUMNS, summarise
 from training.stats.verdict import is_dense
 
 # ``roles.csv`` of the experiment roles, read again, and what methods keep of every role.
@@ -160,67 +160,65 @@ def _check(head: dict[str, Any], sentences: list[dict[str, Any]]) -> None:
 
 
 EXPECTED, PRICE = "expected", "price"
-"""Of gates over time: columns of the number of gates expected to be open, and of what an open one costs (``price/KIND``)."""
-BESIDE_GATES = re.compile(rf"{EXPECTED}|{PRICE}(/\w+)?")
-"""Columns of gates over time that are of no gate."""
-
+"""Columns of gates over time: the number of gates expected to be open, and the price of an open one (``price/KIND``)."""
+NOT_GATES = re.compile(rf"seed|method|budget|{EXPECTED}|{PRICE}(/\w+)?")
 SAMPLES = "samples.tsv"
+SIGNIFICANCE = "translations/significance.csv"
 COLUMNS = {
     "comparison.csv": ("seed", "method", "stage", "budget", "heads"),
     "curve.csv": ("method", "stage", "budget", "heads"),
     "summary.csv": ("stage", "method", "budget", "seeds", "mean"),
+    "statistics.csv": TEST_COLUMNS,
     "agreement.csv": ("budget", "method", "other", "jaccard", "chance_jaccard"),
     "scores.csv": ("seed", "gate", "kind", "layer", "head"),
     "gates_over_time.csv": ("seed", "method", "budget", "step"),
+    SIGNIFICANCE: ("search", "baseline", "system", "bleu", "bleu_p"),
 }
-"""What each table must have."""
+"""The columns that each table must have."""
 
 T = TypeVar("T")
-Masks = tuple[tuple[Site, ...], np.ndarray]
 
 
 def read_contents(path: Path, roles: Path | None = None) -> ReportData:
     """Read a directory of ``training compare`` or ``training.fit``.
 
     Args:
-        path: of the directory.
-        roles: a table of the experiment roles about the same model; by default the directory's own ``roles.csv``, if any.
+        path: The directory.
+        roles: A table of the experiment roles about the same model; by default the directory's own ``roles.csv``, if any.
 
     Raises:
         GateError: if it is neither, or one of its files is damaged.
     """
-    comparison, metrics = _table(path, "comparison.csv"), _json(path, "metrics.json", dict) or {}
-    unfinished = comparison is None
-    if unfinished:
-        comparison = _table(path, UNFINISHED)
+    comparison, metrics = _table(path, "comparison.csv"), _if_there(read_json, path / "metrics.json", dict) or {}
+    unfinished = _table(path, UNFINISHED) if comparison is None else None
     truth = _table(path, "truth.csv")
-    is_table = comparison is not None and {"seed", "method", "stage", "budget", "heads"} <= set(comparison.columns)
-    if not is_table and truth is None and "heads" not in metrics:
+    if comparison is None and unfinished is None and truth is None and "heads" not in metrics:
         raise GateError(
-            f"{str(path)!r} holds neither a comparison nor a run: it has no comparison.csv with the columns seed, method, "
-            "stage, budget and heads; give a directory that training compare or training.fit wrote"
+            f"{str(path)!r} holds neither a comparison nor a run: it has no comparison.csv; give a directory that training "
+            "compare or training.fit wrote"
         )
     contents = ReportData(path, "run" if "run" in metrics else "comparison", metrics=metrics)
     contents.truth = None if truth is None or not len(truth) else recoveries(truth)
-    if comparison is None:
-        contents.missing.append("There is no comparison.csv, so there is no table of results.")
-    else:
+    if comparison is not None:
         contents.comparison = comparison
-        if unfinished:
-            contents.missing.append("The comparison did not end: rows may be missing. The same command goes on where it was.")
+    elif unfinished is not None:
+        contents.comparison = unfinished
+        contents.missing.append("The comparison did not end: rows may be missing. The same command continues it.")
+    else:
+        contents.missing.append("There is no comparison.csv, so there is no table of results.")
     if not metrics:
         contents.missing.append(
             "There is no metrics.json, which is written last: the tables may be those of a run that was stopped between them, "
             "and the command, the machine and the versions are unknown."
         )
     contents.metric = _main_metric(contents)
-    contents.config = _text(path, "config.yaml")
+    contents.config = _if_there(read_text, path / "config.yaml")
     _read_tables(contents)
     _read_heads(contents)
     _read_translations(contents)
     table = roles or path / "roles.csv"
-    contents.roles = _roles(table, is_given=roles is not None)
-    contents.attention = None if contents.roles is None else read_attention(table.parent)
+    if roles is not None or table.is_file():
+        contents.roles, contents.attention = read_roles(table), read_attention(table.parent)
     if contents.config is None:
         contents.missing.append("There is no config.yaml, so the configuration is not shown.")
     return contents
@@ -239,118 +237,74 @@ def _main_metric(contents: ReportData) -> str:
 
 
 def _read_tables(contents: ReportData) -> None:
-    """Results over seeds; of a single run also its curve."""
-    path, rows = contents.path, contents.comparison
+    """Read the results over seeds, and of a single run its curve."""
+    path = contents.path
     if contents.kind == "run":
-        contents.curve = _table(path, "curve.csv")
-        if contents.curve is None or not len(contents.curve):
-            contents.curve = None
-            contents.missing.append("There is no curve.csv, so quality at other budgets is not shown.")
+        contents.curve = _optional(contents, "curve.csv", "quality at other budgets is not shown")
     contents.statistics = _optional(contents, "statistics.csv", "differences between methods are not tested")
     contents.agreement = _optional(contents, "agreement.csv", "the agreement of methods is not shown")
-    contents.verdict = _text(path, "verdict.md")
-    if contents.statistics is not None and len(contents.statistics) and not set(TEST_COLUMNS) <= set(contents.statistics):
-        contents.statistics = contents.verdict = None
-        contents.missing.append(
-            "statistics.csv and verdict.md are of an earlier version, whose tests over seeds were too sure, so they are not "
-            "shown; start the command that wrote them again."
-        )
-    summary = _optional(contents, "summary.csv", "means are shown without intervals")
+    contents.verdict = _if_there(read_text, path / "verdict.md")
+    summary = _table(path, "summary.csv")
     if summary is not None:
-        contents.summary = _bounded(contents, summary)
-        return
-    main = f"test_{contents.metric}"
-    if len(rows):
-        costs = {name: (name, "mean") for name in (CACHE, CLOSED, *COSTS) if name in rows}
-        means = {"seeds": ("seed", "nunique"), "mean": (main, "mean"), **costs}
-        contents.summary = rows.groupby(COMBINATION, sort=False, as_index=False).agg(**means)
-
-
-def _bounded(contents: ReportData, summary: pd.DataFrame) -> pd.DataFrame:
-    """A summary with intervals within the metric's bounds: one of an earlier version, where they reach beyond, gets those
-    of today."""
-    bounds = BOUNDS.get(contents.metric)
-    if bounds is None or not {"low", "high"} <= set(summary) or not len(contents.comparison):
-        return summary
-    if not ((summary["low"] < bounds[0]) | (summary["high"] > bounds[1])).any():
-        return summary
-    ends = summarise(contents.comparison, contents.metric)[[*COMBINATION, "low", "high"]]
-    return summary.drop(columns=["low", "high"]).merge(ends, on=COMBINATION, how="left")
+        contents.summary = summary
+    elif len(contents.comparison):
+        contents.summary = summarise(contents.comparison, contents.metric)
 
 
 def _read_heads(contents: ReportData) -> None:
-    """Scores, masks and gates over time."""
+    """Read scores, masks and gates over time."""
+    path = contents.path
     scores = _optional(contents, "scores.csv", "HIS and entropy are not shown")
     if scores is not None:
         contents.scores = scores.assign(label=[f"{k}.{n}" for k, n in zip(scores["kind"], scores["layer"], strict=True)])
         if contents.mean_score("his") is None or contents.mean_score("entropy") is None:
             contents.missing.append("HIS and entropy were not both scored, so one is not drawn against the other.")
-    contents.masks = dict(_masks(contents))
-    if not contents.masks:
-        contents.missing.append("There are no masks (masks.json), so they are not shown.")
+    _read_masks(contents)
     _read_kinds(contents)
-    contents.prices = _table(contents.path, "prices.csv")
-    if contents.prices is not None and contents.masks:
+    contents.prices = _table(path, "prices.csv")
+    if contents.masks:
         labels = {site.label for site in next(iter(contents.masks.values()))[0]}
-        _check_columns(contents, "prices.csv", contents.prices, {"seed", "method", "price", "open", *labels})
+        _check_columns(path / "prices.csv", contents.prices, {"seed", "method", "price", "open", *labels})
     gates = _optional(contents, "gates_over_time.csv", "open heads over training are not shown")
-    if gates is not None and len(gates):
-        own, logged = _logged(contents)
+    if gates is not None:
         for (method, budget), rows in gates.groupby(["method", "budget"], sort=False):
-            key, course = (str(method), int(str(budget))), _course(rows, logged if str(method) == own else None)
+            key, course = (str(method), int(str(budget))), _course(rows)
             sites, masks = contents.masks.get(key, ((), np.empty(0)))
             contents.courses[key] = course.ending_in(masks.mean(axis=0)) if sites == course.sites else course
 
 
 def _read_translations(contents: ReportData) -> None:
-    """For translation, sample sentences with the signatures of their metrics; of a run also the tests of its systems."""
-    contents.samples = _samples(contents.path)
-    _check_columns(contents, SAMPLES, contents.samples, {"source", "reference"})
+    """Read sample sentences with the signatures of their metrics, and of a run the tests of its systems."""
+    path = contents.path
+    contents.samples = _if_there(_samples, path / SAMPLES)
+    _check_columns(path / SAMPLES, contents.samples, {"source", "reference"})
     if contents.samples is None and contents.metric == "bleu":
         contents.missing.append(f"There is no {SAMPLES}, so no translations are shown.")
-    stated = contents.metrics.get("signatures")
-    if isinstance(stated, dict):
-        contents.signatures = {str(metric): str(signature) for metric, signature in stated.items()}
+    contents.signatures = contents.metrics.get("signatures", {})
     if contents.kind == "run":
-        contents.significance = _table(contents.path, "translations/significance.csv")
-        needed = {"search", "baseline", "system", "bleu", "bleu_p"}
-        _check_columns(contents, "translations/significance.csv", contents.significance, needed)
+        contents.significance = _table(path, SIGNIFICANCE)
 
 
-def _check_columns(contents: ReportData, name: str, table: pd.DataFrame | None, needed: set[str]) -> None:
-    """Raises :class:`GateError` for a table without columns that it needs."""
+def _check_columns(path: Path, table: pd.DataFrame | None, needed: set[str]) -> None:
     lacking = sorted(needed - set(table.columns)) if table is not None else []
     if lacking:
-        raise GateError(f"{str(contents.path / name)!r} has no column {', '.join(map(repr, lacking))}; write the results again")
+        raise GateError(f"{str(path)!r} has no column {', '.join(map(repr, lacking))}; write the results again")
 
 
-def _logged(contents: ReportData) -> tuple[str, pd.DataFrame | None]:
-    """The method of a run and what ``metrics.csv`` holds of its gates by step, counted from 1 as in gates over time."""
-    run = contents.metrics.get("run")
-    log = _table(contents.path, "metrics.csv") if isinstance(run, dict) else None
-    if not isinstance(run, dict) or log is None or "step" not in log:
-        return "", None
-    names = {"heads/expected": EXPECTED} | {
-        name: name.removeprefix("train/") for name in log.columns if re.fullmatch(rf"train/{PRICE}(/\w+)?", name)
-    }
-    logged = log[["step", *(name for name in names if name in log)]].rename(columns=names)
-    logged = logged.dropna(how="all", subset=[name for name in logged if name != "step"]).assign(step=logged["step"] + 1)
-    return str(run.get("method", "")), logged.groupby("step").last()
-
-
-def _course(rows: pd.DataFrame, logged: pd.DataFrame | None = None) -> Course:
-    """The mean over seeds at every step.
+def _course(rows: pd.DataFrame) -> Course:
+    """Return the mean over seeds at every step.
 
     Args:
-        rows: with a column per gate, named like ``encoder.3.11``; they may have ``expected``, ``price`` and ``price/KIND``.
-        logged: the same of a run, by step, for rows that do not.
+        rows: A column per gate, named like ``encoder.3.11``, perhaps with ``expected``, ``price`` and ``price/KIND``.
     """
-    by_step = rows.drop(columns=["seed", "method", "budget"]).set_index("step").dropna(axis="columns", how="all")
-    gates = by_step[[name for name in by_step if not BESIDE_GATES.fullmatch(str(name))]]
+    by_step = rows.set_index("step").drop(columns=["seed", "method", "budget"]).dropna(axis="columns", how="all")
+    gates = by_step[[name for name in by_step if not NOT_GATES.fullmatch(str(name))]]
     means, is_open = by_step.groupby(level="step").mean(), (gates > 0).astype(float).groupby(level="step").mean()
-    if logged is not None:
-        means = means.join(logged[[name for name in logged if name not in means]])
     sites, order = by_kind(group_labels([str(name).rpartition(".")[0] for name in gates.columns]))
+    prices = {str(name).partition("/")[2]: means[name].to_numpy() for name in means if str(name).split("/")[0] == PRICE}
+    of_kinds = {kind: values for kind, values in prices.items() if kind}
+    if len({values.tobytes() for values in of_kinds.values()}) <= 1:  # all kinds pay the same
+        of_kinds = {"": next(iter(prices.values()))} if prices else {}
     return Course(
         sites,
         means.index.to_numpy(),
@@ -358,27 +312,17 @@ def _course(rows: pd.DataFrame, logged: pd.DataFrame | None = None) -> Course:
         is_open.to_numpy()[:, order],
         rows["seed"].nunique(),
         expected=means[EXPECTED].to_numpy() if EXPECTED in means else None,
-        prices=_prices(means),
+        prices=of_kinds,
     )
 
 
-def _prices(means: pd.DataFrame) -> dict[str, np.ndarray]:
-    """What an open gate costs at every step, of each kind; under an empty name where all kinds pay the same."""
-    found = {str(name).partition("/")[2]: means[name].to_numpy() for name in means if str(name).split("/")[0] == PRICE}
-    found = {kind: values for kind, values in found.items() if np.isfinite(values).any()}
-    of_kinds = {kind: values for kind, values in found.items() if kind}
-    if len({values.tobytes() for values in of_kinds.values()}) > 1:
-        return of_kinds
-    return {"": next(iter(found.values()))} if found else {}
-
-
-def _masks(contents: ReportData) -> Iterator[tuple[tuple[str, int], Masks]]:
-    masks, listed = _json(contents.path, "masks.json", list), _json(contents.path, "sites.json", list)
+def _read_masks(contents: ReportData) -> None:
+    masks, listed = (_if_there(read_json, contents.path / name, list) for name in ("masks.json", "sites.json"))
     if not masks or not listed:
+        contents.missing.append("There are no masks (masks.json), so they are not shown.")
         return
     try:
-        sites = tuple(Site(str(site["label"]), int(site["gates"])) for site in listed)
-        ordered, places = by_kind(sites)
+        ordered, places = by_kind(tuple(Site(str(site["label"]), int(site["gates"])) for site in listed))
         found: dict[tuple[str, int], list[list[float]]] = {}
         for entry in masks:
             key = entry["method"], int(entry["budget"])
@@ -387,8 +331,8 @@ def _masks(contents: ReportData) -> Iterator[tuple[tuple[str, int], Masks]]:
                 contents.searched_again.add(key)
         for key, of_seeds in found.items():
             if not is_dense(key[0]):
-                stacked = np.array(of_seeds, dtype=float).reshape(len(of_seeds), sum(site.gates for site in sites))
-                yield key, (ordered, stacked[:, places])
+                stacked = np.array(of_seeds, dtype=float).reshape(len(of_seeds), len(places))
+                contents.masks[key] = ordered, stacked[:, places]
     except (KeyError, TypeError, ValueError) as error:
         raise GateError(
             f"masks.json and sites.json in {str(contents.path)!r} do not belong together: expected masks with one number per "
@@ -397,7 +341,6 @@ def _masks(contents: ReportData) -> Iterator[tuple[tuple[str, int], Masks]]:
 
 
 def _read_kinds(contents: ReportData) -> None:
-    """What budgets per kind keep of the kinds that they prune."""
     stated = contents.metrics.get("budgets_by_kind") or {}
     try:
         contents.kinds = {int(budget): {kind: int(kept) for kind, kept in of.items()} for budget, of in stated.items()}
@@ -407,48 +350,29 @@ def _read_kinds(contents: ReportData) -> None:
         ) from error
 
 
-def _roles(path: Path, *, is_given: bool) -> pd.DataFrame | None:
-    """The roles of all heads; None if there are none and none were asked for."""
-    if not is_given and not path.is_file():
-        return None
-    return read_roles(path)
-
-
 def _optional(contents: ReportData, name: str, consequence: str) -> pd.DataFrame | None:
+    """Read a table; None if it is not there or has no rows, which ``missing`` says then."""
     table = _table(contents.path, name)
     if table is None:
         contents.missing.append(f"There is no {name}, so {consequence}.")
-    return table
+    return table if table is not None and len(table) else None
 
 
 def _table(path: Path, name: str) -> pd.DataFrame | None:
-    """A table; None if there is no such file."""
-    try:
-        return read_table(path / name, needed=COLUMNS.get(name, ()))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+    return _if_there(partial(read_table, needed=COLUMNS.get(name, ())), path / name)
 
 
 def _samples(path: Path) -> pd.DataFrame | None:
-    """Translations, which are texts whatever they look like; None if there are none."""
-    text = _text(path, SAMPLES)
-    if not text:
-        return None
+    """Read translations, which are texts whatever they look like."""
+    text = read_text(path)
     try:
-        return pd.read_csv(io.StringIO(text), sep="\t", dtype=str, keep_default_na=False)
+        return pd.read_csv(io.StringIO(text), sep="\t", dtype=str, keep_default_na=False) if text else None
     except ValueError as error:
-        raise damaged(path / SAMPLES, "a table", first_line(error), AGAIN) from error
+        raise damaged(path, "a table", first_line(error), AGAIN) from error
 
 
-def _json(path: Path, name: str, kind: type[T]) -> T | None:
+def _if_there(read: Callable[..., T], *arguments: Any) -> T | None:
     try:
-        return read_json(path / name, kind)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
-def _text(path: Path, name: str) -> str | None:
-    try:
-        return read_text(path / name)
+        return read(*arguments)
     except (FileNotFoundError, NotADirectoryError):
         return None

@@ -1,7 +1,6 @@
 """The statistics of a comparison: tables over seeds, tests between methods, agreement of masks. Pure functions on tables.
 
-The tests themselves are in :mod:`training.stats.significance`, :mod:`training.stats.significance` and
-:mod:`training.stats.bootstrap`.
+The tests themselves are in :mod:`training.stats.significance` and :mod:`training.stats.bootstrap`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from gates.errors import GateError
 from training.stats.bootstrap import RESAMPLES, Metric, resample_metric
 from training.stats.numbers import BOUNDS, CACHE, CLOSED
 from training.stats.significance import (
-    SEEDS_FOR_A_CLAIM,
     RankTest,
     chance_jaccard,
     friedman,
@@ -109,36 +107,9 @@ def compare_methods(
                 values[first], values[second], replicates[:, first], replicates[:, second], stacked.shape[-1]
             )
             differences = values[first] - values[second]
-            rows.append({**_seed_by_seed(stage, budget, pair, differences, lower_is_better), **found._asdict()})
+            rows.append({**seed_by_seed(stage, budget, pair, differences, lower_is_better), **found._asdict()})
         tables.append(_corrected(pd.DataFrame(rows, columns=TEST_COLUMNS)))
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=TEST_COLUMNS)
-
-
-def restate(
-    comparison: pd.DataFrame, earlier: pd.DataFrame, main_metric: str, *, lower_is_better: bool = False
-) -> pd.DataFrame:
-    """The table of :func:`compare_methods` without predictions: differences from the rows of a comparison, tests from the table
-    that it left, as far as they are claims still.
-
-    Tests of one seed are taken over, and those of :data:`training.stats.significance.SEEDS_FOR_A_CLAIM` seeds where today's
-    procedure made them. A table without the column ``ahead`` is older: its p values over seeds were far too small.
-
-    Args:
-        comparison, main_metric: see :func:`summarise`.
-        earlier: what the comparison left as ``statistics.csv``.
-        lower_is_better: see :func:`compare_methods`.
-    """
-    column, rows = _metric_column(comparison, main_metric), []
-    for stage, budget, cells in _rounds(comparison):
-        values = cells[column].to_numpy(dtype=float)
-        rows += [
-            _seed_by_seed(stage, budget, pair, values[first] - values[second], lower_is_better)
-            for pair, first, second in _pairs(cells)
-        ]
-    keys, tests = ["stage", "budget", "method", "rival", "seeds"], ["low", "high", "p", "p_holm"]
-    few = SEEDS_FOR_A_CLAIM if "ahead" in earlier else np.inf
-    valid = earlier[(earlier["seeds"] == 1) | (earlier["seeds"] >= few)]
-    return pd.DataFrame(rows, columns=TEST_COLUMNS[:10]).merge(valid[keys + tests], on=keys, how="left")
 
 
 def _rounds(comparison: pd.DataFrame) -> Iterator[tuple[str, int, pd.DataFrame]]:
@@ -160,8 +131,8 @@ def _pairs(cells: pd.DataFrame) -> Iterator[tuple[tuple[str, str], list[int], li
                 yield (method, rival), [place[method, seed] for seed in seeds], [place[rival, seed] for seed in seeds]
 
 
-def _seed_by_seed(stage: str, budget: int, pair: tuple[str, str], differences: Any, lower_is_better: bool) -> dict[str, Any]:
-    """What the differences of a pair, one for each seed, are without any test."""
+def seed_by_seed(stage: str, budget: int, pair: tuple[str, str], differences: Any, lower_is_better: bool) -> dict[str, Any]:
+    """Describe the differences of a pair of methods, one for each seed, without any test."""
     gains = -differences if lower_is_better else differences
     return {
         "stage": stage, "budget": budget, "method": pair[0], "rival": pair[1], "seeds": len(differences),

@@ -89,7 +89,7 @@ def ticks(truth: pd.DataFrame) -> pd.DataFrame:
     many."""
     at_needed = with_program(truth[truth["budget"] == truth["needed"]])
     found = at_needed.groupby(["program", "method"], sort=False)["exact"].agg(["sum", "size"])
-    found["cell"] = [_cell(int(exact), int(seeds)) for exact, seeds in zip(found["sum"], found["size"], strict=True)]
+    found["cell"] = [tick_or_count(int(exact), int(seeds)) for exact, seeds in zip(found["sum"], found["size"], strict=True)]
     return _wide(found["cell"], at_needed)
 
 
@@ -151,7 +151,8 @@ def _spread(values: pd.Series) -> str:
     return f"{values.mean():.2f} ± {values.std():.2f}" if len(values) > 1 else f"{values.mean():.2f}"
 
 
-def _cell(exact: int, seeds: int) -> str:
+def tick_or_count(exact: int, seeds: int) -> str:
+    """Return a tick where all seeds are exact, a cross where none is, otherwise their number."""
     return TICK if exact == seeds else CROSS if exact == 0 else f"{exact}/{seeds}"
 
 

@@ -9,12 +9,11 @@ import torch
 
 from gates.errors import GateError
 from gates.scores.importance import normalise_by_layer
-from tests.training.runs import make_data, make_pruner, write_config
+from tests.training.runs import make_data, make_pruner
 from training.analysis import analyze
 from training.analysis.heads import ablate_each, across_domains, by_kind, one_per_layer, prune_counts, through_training
 from training.analysis.model import DenseModel, gate_columns, head_importance, outcomes
 from training.commands.table import run_command
-from training.fit import main as fit
 from training.stats.bootstrap import resample_metric, resampled_difference
 from training.stats.significance import holm, mcnemar
 
@@ -125,6 +124,7 @@ def test_the_best_head_of_each_layer_is_chosen_on_the_selection_split(dense):
 
 
 def test_pruning_in_the_order_of_his_once_and_again(dense):
+    assert prune_counts(144) == [0, 14, 29, 43, 58, 72, 86, 101, 115, 130, 144]
     table = by_kind(dense).tables["by_kind"]
     assert set(table["kind"]) == {"encoder"}  # the only kind is the whole model
     assert list(table["pruned"].unique()) == list(range(9))
@@ -141,11 +141,6 @@ def test_pruning_in_the_order_of_his_once_and_again(dense):
         scores[gone] = torch.inf
         gone.append(int(scores.argmin()))
         assert lines["iterative"][len(gone)] == pytest.approx(by_hand(dense, gone)[1].mean())
-
-
-def test_ten_steps_from_none_to_all():
-    assert prune_counts(144) == [0, 14, 29, 43, 58, 72, 86, 101, 115, 130, 144]
-    assert prune_counts(4) == [0, 1, 2, 3, 4]
 
 
 def test_kinds_are_pruned_one_at_a_time_and_together():
@@ -195,13 +190,6 @@ def test_a_run_without_a_finetune_has_nothing_to_look_through():
 
 
 # -- the command -----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
-    assert fit(["--config", write_config(folder), "--run_dir", str(folder / "run"), "--model.finetune", "1.5"]) == 0
-    return folder / "run"
 
 
 def call(run, out, *arguments):
@@ -257,18 +245,22 @@ def test_experiments_add_up_in_one_directory(run, tmp_path, capsys):
         (["--experiments", "ablat"], "unknown experiment 'ablat'; expected some of ablate, one-per-layer"),
         (["--experiments", ","], "--experiments is empty"),
         (["--experiments", "domains"], "the experiment domains needs other data"),
-        (["--other_data.max_distractors", "1"], "nothing uses them; add the experiment domains"),
-        (["--other_data.max_distractors", "1"], "(--other_data.max_distractors)"),
-        (["--", "--data.nonsense", "1"], "error: what follows -- cannot be used: there is no option data.nonsense"),
         (
-            ["--experiments", "domains", "--other_data.nonsense", "1"],
-            "error: the options of other data cannot be used: there is no option other_data.nonsense",
+            ["--other_data.max_distractors", "1"],
+            "(--other_data.max_distractors) and nothing uses them; add",
         ),
-        (["--", "--data.test_rows", "1"], "test_rows is 1; expected at least 3"),
+        (["--experiments", "survival", "--parser", "y"], "--parser is given and nothing uses it"),
+        (["--experiments", "ablate", "--weights", "pruned"], "--weights pruned is for the experiment roles alone"),
+        (["--experiments", "ablate", "--conllu", "x"], "--conllu is given and nothing uses it"),
+        (["--experiments", "roles"], "the experiment roles needs a treebank; give one with --conllu FILE"),
+        (["--conllu", "x", "--parser", "y", "--text", "z"], "--conllu and --parser are both given; expected one of them"),
+        (["--parser", "en_core_web_sm"], "--parser en_core_web_sm has nothing to parse; give texts, one on each line, with"),
+        (["--experiments", "roles", "--conllu", "x", "--roles", "y"], "--roles is given and nothing uses it"),
+        (["--experiments", "roles", "--conllu", "x", "--sentences", "0"], "--sentences is 0; expected 1 or more"),
     ],
 )
-def test_bad_input_is_one_sentence(run, tmp_path, capsys, arguments, message):
-    assert call(run, tmp_path / "out", *arguments) == 2
+def test_bad_options_are_one_sentence(tmp_path, capsys, arguments, message):
+    assert call(tmp_path / "nowhere", tmp_path / "out", *arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert message in error
@@ -276,22 +268,27 @@ def test_bad_input_is_one_sentence(run, tmp_path, capsys, arguments, message):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["--", "--data.nonsense", "1"], ["--experiments", "domains", "--other_data.nonsense", "1"]],
-)
-def test_the_command_line_is_looked_at_before_weights_and_data_are_read(run, tmp_path, monkeypatch, capsys, arguments):
+@pytest.mark.integration
+def test_options_of_the_run_are_checked_before_weights_and_data_are_read(run, tmp_path, monkeypatch, capsys):
     def read(*_):
         raise AssertionError("weights or data were read")
 
     monkeypatch.setattr("training.analysis.model.read_checkpoint", read)
     monkeypatch.setattr("training.analysis.model.open_data", read)
-    assert call(run, tmp_path / "out", *arguments) == 2
-    assert "data.nonsense" in capsys.readouterr().err
+    for arguments, message in (
+        (["--", "--data.nonsense", "1"], "error: what follows -- cannot be used: there is no option data.nonsense"),
+        (
+            ["--experiments", "domains", "--other_data.nonsense", "1"],
+            "error: the options of other data cannot be used: there is no option other_data.nonsense",
+        ),
+        (["--", "--data.test_rows", "1"], "test_rows is 1; expected at least 3"),
+    ):
+        assert call(run, tmp_path / "out", *arguments) == 2
+        assert message in capsys.readouterr().err
 
 
-def test_directories_that_do_not_fit(run, tmp_path, capsys):
-    taken = tmp_path / "taken"
+def test_directories_that_do_not_fit(tmp_path, capsys):
+    run, taken = tmp_path / "nothing", tmp_path / "taken"
     taken.mkdir()
     (taken / "letter.txt").write_text("keep me")
     assert call(run, taken) == 2
@@ -301,5 +298,5 @@ def test_directories_that_do_not_fit(run, tmp_path, capsys):
     (taken / "metrics.json").write_text(json.dumps({"analysed_run": "another", "experiments": {}}))
     assert call(run, taken) == 2
     assert "holds the analysis of 'another'" in capsys.readouterr().err
-    assert call(tmp_path / "nothing", tmp_path / "out") == 2
+    assert call(run, tmp_path / "out") == 2
     assert "does not exist" in capsys.readouterr().err

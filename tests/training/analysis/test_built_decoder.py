@@ -11,8 +11,9 @@ from training.data.synthetic import word_tokenizer
 PLACES = 65
 
 
-@pytest.mark.integration
-@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize(
+    "shuffled", [pytest.param(False, marks=pytest.mark.integration), pytest.param(True, marks=pytest.mark.nightly)]
+)
 def test_the_command_names_the_heads_of_a_built_decoder_and_none_of_a_shuffled_one(tmp_path, shuffled):
     tokenizer = word_tokenizer(WORDS, max_length=PLACES)
     weights = DecoderWeights(len(tokenizer), PLACES)

@@ -9,12 +9,10 @@ import torch
 
 from gates.search.causal_gating import ROLES
 from tests.training.analysis.test_analyze import LLAMA, make_dense
-from tests.training.runs import write_config
 from training.analysis import heads as causal
 from training.analysis.heads import causal_classes
 from training.analysis.model import outcomes
 from training.commands.table import run_command
-from training.fit import main as fit
 
 
 @pytest.fixture(scope="module")
@@ -24,11 +22,10 @@ def dense():
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(causal, "STEPS", 12)
+    monkeypatch.setattr(causal, "GATING_STEPS", 12)
     monkeypatch.setattr(causal, "SEEDS", (0, 1))
 
 
-@pytest.mark.integration
 @pytest.mark.usefixtures("quick")
 def test_each_gate_has_a_role_and_each_role_is_closed_at_once(dense):
     before = {name: tensor.clone() for name, tensor in dense.pruner.backbone.state_dict().items()}
@@ -51,7 +48,6 @@ def test_each_gate_has_a_role_and_each_role_is_closed_at_once(dense):
     assert all(torch.equal(tensor, before[name]) for name, tensor in dense.pruner.backbone.state_dict().items())
 
 
-@pytest.mark.integration
 @pytest.mark.usefixtures("quick")
 def test_heads_without_effect_are_irrelevant():
     dense = make_dense()
@@ -68,13 +64,6 @@ def test_groups_have_roles():
     finding = causal_classes(groups)
     assert len(finding.tables["causal"]) == 2
     assert "groups" in finding.sentences[0]
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
-    assert fit(["--config", write_config(folder), "--run_dir", str(folder / "run")]) == 0
-    return folder / "run"
 
 
 @pytest.mark.integration

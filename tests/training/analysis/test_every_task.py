@@ -14,7 +14,6 @@ from tests.training.analysis.test_analyze import make_dense
 from training.analysis.heads import across_domains
 from training.analysis.model import DenseModel, head_importance, load_dense, outcomes
 from training.commands.table import run_command
-from training.fit import main as fit
 
 TASKS = {"language model": causal_runs, "translator": translation_runs}
 
@@ -25,7 +24,7 @@ def dense_of(task):
     return DenseModel(None, SimpleNamespace(model=pruner.options), pruner.eval(), data, torch.device("cpu"))
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", ["language model", pytest.param("translator", marks=pytest.mark.integration)])
 def test_heads_on_other_data_of_the_same_task(task):
     dense = dense_of(task)
     whole = outcomes(dense, torch.ones(1, dense.gates.size), "test").losses.mean()
@@ -50,9 +49,8 @@ def test_other_data_of_another_task_are_refused():
 
 
 @pytest.mark.integration
-def test_a_language_model_on_other_data_and_through_its_training(tmp_path, capsys):
-    run, out = tmp_path / "run", tmp_path / "out"
-    assert fit(["--config", causal_runs.write_config(tmp_path), "--run_dir", str(run), "--model.finetune", "1.5"]) == 0
+def test_a_language_model_on_other_data_and_through_its_training(causal_run, tmp_path, capsys):
+    run, out = causal_run, tmp_path / "out"
     arguments = ["--experiments", "through-training,domains", "--other_data.test_rows", "9", "--run_dir", str(out)]
     assert run_command("analyze", [str(run), *arguments]) == 0
     dense = load_dense(str(run))

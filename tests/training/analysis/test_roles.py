@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +16,6 @@ from gates.errors import GateError
 from gates.roles.roles import RULES
 from tests.training import causal_runs, translation_runs
 from tests.training.analysis.test_analyze import make_dense
-from tests.training.runs import write_config
 from training.analysis import role_measures as role_texts
 from training.analysis.model import DenseModel, observe_folder, observe_run
 from training.analysis.role_measures import BATCH, CELLS, Encoded, RoleFiles, RolePasses, read_texts, special_ids
@@ -23,7 +23,6 @@ from training.analysis.roles import roles_of_heads
 from training.commands.table import run_command
 from training.data.synthetic import word_tokenizer
 from training.data.tags import Pieces
-from training.fit import main as fit
 
 WORDS = [f"w{number}" for number in range(40)]
 
@@ -148,6 +147,7 @@ def call(run, out, *arguments):
     return run_command("analyze", [str(run), "--run_dir", str(out), *arguments])
 
 
+@pytest.mark.integration
 def test_a_plain_folder_through_the_command(folder, tmp_path, capsys):
     out = tmp_path / "out"
     trees, pronouns = write_treebank(tmp_path, WORDS), write_pronouns(tmp_path)
@@ -169,22 +169,10 @@ def test_a_plain_folder_through_the_command(folder, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--experiments", "roles"], "the experiment roles needs a treebank; give one with --conllu FILE"),
         ([], "the experiment roles needs a treebank; give one with --conllu FILE, or texts and what parses them with --text"),
-        (["--conllu", "x", "--parser", "y", "--text", "z"], "--conllu and --parser are both given; expected one of them"),
-        (["--parser", "en_core_web_sm"], "--parser en_core_web_sm has nothing to parse; give texts, one on each line, with"),
-        (["--experiments", "survival", "--parser", "y"], "--parser is given and nothing uses it"),
         (["--experiments", "roles", "--conllu", "x", "--weights", "pruned"], "needs a run, and"),
-        (["--experiments", "ablate", "--weights", "pruned"], "--weights pruned is for the experiment roles alone"),
-        (["--experiments", "changes"], "unknown experiment 'changes'; expected some of ablate, one-per-layer"),
-        (["--experiments", "ablate", "--conllu", "x"], "--conllu is given and nothing uses it"),
-        (["--experiments", "roles", "--conllu", "x", "--roles", "y"], "--roles is given and nothing uses it"),
-        (["--experiments", "roles", "--conllu", "x", "--sentences", "0"], "--sentences is 0; expected 1 or more"),
         (["--experiments", "ablate"], "is a folder with a model and no run, so there is nothing to do ablate with"),
-        (
-            ["--experiments", "roles", "--conllu", "x", "--relations", " ,"],
-            "--relations is ' ,'; expected names",
-        ),
+        (["--experiments", "roles", "--conllu", "x", "--relations", " ,"], "--relations is ' ,'; expected names"),
         (["--experiments", "roles", "--conllu", "nowhere.conllu"], "the treebank file 'nowhere.conllu' does not exist"),
     ],
 )
@@ -255,7 +243,7 @@ def test_long_sentences_are_read_fewer_at_a_time():
     assert sizes[-2:] == [(1, 300), (1, 500)]
 
 
-@pytest.mark.parametrize("make", [make_dense, decoder, translator])
+@pytest.mark.parametrize("make", [make_dense, translator])
 def test_widths_of_whole_multiples_change_nothing(tmp_path, monkeypatch, make):
     dense = make()
     observed, found, widths = observe_run(dense), {}, {}
@@ -300,16 +288,13 @@ def test_folders_with_other_models(tmp_path, kind):
 
 
 @pytest.mark.integration
-def test_a_run_of_a_language_model_through_the_command(tmp_path, capsys):
-    config = causal_runs.write_config(tmp_path)
-    assert fit(["--config", config, "--run_dir", str(tmp_path / "run")]) == 0
-    dense = causal_runs.make_data()
-    trees = write_treebank(tmp_path, texts_of(dense))
-    assert call(tmp_path / "run", tmp_path / "out", "--experiments", "roles,survival", "--conllu", trees) == 0
+def test_a_run_of_a_language_model_through_the_command(causal_run, tmp_path, capsys):
+    trees = write_treebank(tmp_path, texts_of(causal_runs.make_data()))
+    assert call(causal_run, tmp_path / "out", "--experiments", "roles,survival", "--conllu", trees) == 0
     assert len(pd.read_csv(tmp_path / "out" / "roles.csv")) == 8  # heads, although the run prunes groups of two
     assert set(pd.read_csv(tmp_path / "out" / "survival.csv")["budget"]) == {2}
     capsys.readouterr()
-    assert call(tmp_path / "run", tmp_path / "other") == 0  # without trees what is done of a run of any task
+    assert call(causal_run, tmp_path / "other") == 0  # without trees what is done of a run of any task
     ablated = pd.read_csv(tmp_path / "other" / "ablate.csv")
     np.testing.assert_allclose(ablated["change"], ablated["loss_change"])
     assert {"one_per_layer.csv", "by_kind.csv"} <= {path.name for path in (tmp_path / "other").iterdir()}
@@ -317,26 +302,22 @@ def test_a_run_of_a_language_model_through_the_command(tmp_path, capsys):
 
 
 @pytest.mark.integration
-def test_roles_and_survival_are_found_where_trees_are_given(tmp_path):
-    config = write_config(tmp_path)
-    assert fit(["--config", config, "--run_dir", str(tmp_path / "run")]) == 0
+def test_survival_is_found_with_roles_and_left_out_of_a_run_without_masks(run, tmp_path, capsys):
     trees = write_treebank(tmp_path, texts_of(make_dense().data))
-    assert call(tmp_path / "run", tmp_path / "out", "--conllu", trees) == 0
+    assert call(run, tmp_path / "out", "--conllu", trees) == 0
     assert {"roles.csv", "survival.csv"} <= {path.name for path in (tmp_path / "out").iterdir()}
-
-
-@pytest.mark.integration
-def test_survival_is_left_out_of_a_run_without_masks_unless_it_is_chosen(tmp_path, capsys):
-    dense = ["--model.budget", "null", "--model.prune", "0", "--model.retrain", "0", "--compare", "none"]
-    assert fit(["--config", write_config(tmp_path), "--run_dir", str(tmp_path / "run"), *dense]) == 0
-    trees = write_treebank(tmp_path, texts_of(make_dense().data))
+    dense = Path(shutil.copytree(run, tmp_path / "dense"))
+    (dense / "checksums.json").unlink()
+    entries = [entry for entry in json.loads((dense / "masks.json").read_text()) if entry["method"] == "dense"]
+    (dense / "masks.json").write_text(json.dumps(entries))
     capsys.readouterr()
-    assert call(tmp_path / "run", tmp_path / "out", "--conllu", trees) == 0
+    assert call(dense, tmp_path / "all", "--conllu", trees) == 0
     assert "has no mask but the dense one" in capsys.readouterr().out.split("left out: ")[1]
-    assert call(tmp_path / "run", tmp_path / "chosen", "--conllu", trees, "--experiments", "roles,survival") == 2
+    assert call(dense, tmp_path / "chosen", "--conllu", trees, "--experiments", "roles,survival") == 2
     assert "has no mask but the dense one" in capsys.readouterr().err
 
 
+@pytest.mark.integration
 def test_sentences_by_a_parser_of_ones_own(folder, tmp_path, monkeypatch, capsys):
     trees = write_treebank(tmp_path, WORDS)
     monkeypatch.chdir(tmp_path)

@@ -22,6 +22,7 @@ def survive(run, tmp_path, out="out"):
     return run_command("analyze", arguments)
 
 
+@pytest.mark.integration
 def test_pictures_go_to_the_run_that_was_analysed(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     run = tracked(tmp_path / "run", "{name: shown, project: own}")

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
-from training.stats.tables import restate
+from training.stats.tables import TEST_COLUMNS, seed_by_seed, summarise
 
 METHODS = ("learned", "his", "random")
 GAIN = {"learned": 0.02, "his": 0.01, "random": -0.10}
@@ -53,20 +52,15 @@ def write_comparison(
                 gain = GAIN.get(method, 0.03 * np.cos(len(method))) if method != "dense" else 0.0
                 lost = (0.10 if stage == "post hoc" else 0.03) * (1 - budget / gates)
                 test = 0.9 + gain * (1 - budget / gates) - lost + rng.normal(0, 0.004)
-                took = (
-                    {"steps": 0, "seconds": 0.5}
-                    if stage == "post hoc"
-                    else {"steps": 120, "seconds": 20 * len(method) + seed / 8}
-                )
+                trained = stage != "post hoc"
                 row = {"seed": seed, "method": method, "stage": stage, "budget": budget, "heads": budget}
                 row |= {"select_loss": 0.4, "select_accuracy": test + 0.01, "test_loss": 1 - test, "test_accuracy": test}
                 row |= {
                     "test_f1": test - 0.01,
-                    **took,
-                    "peak_memory_mb": 512.5,
-                    "experiment": f"{seed}-{method}-{budget}-{stage}",
+                    "steps": 120 * trained,
+                    "seconds": (20 * len(method) + seed / 8) if trained else 0.5,
                 }
-                rows.append(row)
+                rows.append(row | {"peak_memory_mb": 512.5, "experiment": f"{seed}-{method}-{budget}-{stage}"})
         for budget in budgets:
             for method in methods:
                 order = rng.permutation(gates) if method == "random" else np.argsort(rng.normal(np.arange(gates), 2.0))
@@ -77,19 +71,12 @@ def write_comparison(
                     for step in range(0, 121, 20):
                         soft = np.where(mask, 1.0, np.clip(1.2 - step / 60 * rng.uniform(0.6, 1.4, gates), 0, 1))
                         values = mask if step >= 100 else soft
-                        courses.append(
-                            {
-                                "seed": seed,
-                                "method": method,
-                                "budget": budget,
-                                "step": step,
-                                **dict(zip(names, values, strict=True)),
-                            }
-                        )
+                        place = {"seed": seed, "method": method, "budget": budget, "step": step}
+                        courses.append(place | dict(zip(names, values, strict=True)))
 
     comparison = pd.DataFrame(rows)
     comparison.to_csv(folder / "comparison.csv", index=False)
-    summarise(comparison).to_csv(folder / "summary.csv", index=False)
+    summarise(comparison, "accuracy").to_csv(folder / "summary.csv", index=False)
     pd.DataFrame(courses).to_csv(folder / "gates_over_time.csv", index=False)
     (folder / "masks.json").write_text(json.dumps(masks))
     (folder / "sites.json").write_text(json.dumps(sites))
@@ -116,8 +103,7 @@ def write_comparison(
         if i <= j
     ]  # fmt: skip
     pd.DataFrame(pairs).to_csv(folder / "agreement.csv", index=False)
-    untested = pd.DataFrame(columns=["stage", "budget", "method", "rival", "seeds", "low", "high", "p", "p_holm"])
-    restate(comparison, untested, "accuracy").to_csv(folder / "statistics.csv", index=False)
+    differences_of(comparison).to_csv(folder / "statistics.csv", index=False)
     metrics = {
         "main_metric": "accuracy", "heads": gates, "budgets": list(budgets), "seeds": list(seeds), "methods": list(methods),
         "name": name, "command": "python -m training compare --config configs/default.yaml --budgets 4,2",
@@ -128,6 +114,21 @@ def write_comparison(
     (folder / "verdict.md").write_text(VERDICT)
     (folder / "config.yaml").write_text("name: fixture\nseed: 0\nmodel: {budget: 4}\n")
     return folder
+
+
+def differences_of(comparison: pd.DataFrame, metric: str = "accuracy", *, lower_is_better: bool = False) -> pd.DataFrame:
+    """Return ``statistics.csv`` of a comparison without predictions: the differences of its rows, and no tests."""
+    rows = []
+    for stage, of_stage in comparison.groupby("stage", sort=False):
+        dense = of_stage["method"] == "dense"
+        for budget, own in of_stage[~dense].groupby("budget", sort=False):
+            cells = pd.concat([own, of_stage[dense]]).pivot(index="seed", columns="method", values=f"test_{metric}")
+            for method in dict.fromkeys(own["method"]):
+                for rival in dict.fromkeys([*own["method"], *of_stage.loc[dense, "method"]]):
+                    found = (cells[method] - cells[rival]).dropna().to_numpy()
+                    if method != rival and len(found):
+                        rows.append(seed_by_seed(stage, budget, (method, rival), found, lower_is_better))
+    return pd.DataFrame(rows, columns=TEST_COLUMNS)
 
 
 def write_samples(folder: Path, **texts: list[str]) -> Path:
@@ -144,21 +145,6 @@ def write_samples(folder: Path, **texts: list[str]) -> Path:
     signatures = {"accuracy": "nrefs:1|version:<b>", "chrf": "nrefs:1|nc:6"}
     (folder / "metrics.json").write_text(json.dumps(metrics | {"signatures": signatures}))
     return folder
-
-
-def summarise(comparison: pd.DataFrame) -> pd.DataFrame:
-    """Mean over seeds and its 95 % interval by Student's t."""
-    rows = []
-    for (stage, method, budget), cells in comparison.groupby(["stage", "method", "budget"], sort=False):
-        values = cells["test_accuracy"].to_numpy()
-        half = stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else np.nan
-        costs = {name: cells[name].mean() for name in ("steps", "seconds", "peak_memory_mb")}
-        mean = values.mean()
-        interval = {"std": values.std(ddof=1) if len(values) > 1 else np.nan, "low": mean - half, "high": mean + half}
-        rows.append(
-            {"stage": stage, "method": method, "budget": budget, "seeds": len(values), "mean": mean, **interval, **costs}
-        )
-    return pd.DataFrame(rows)
 
 
 def write_run(folder: Path, *, heads: int = 4) -> Path:

@@ -36,7 +36,8 @@ def attention(roles):
 def folder(tmp_path_factory):
     """A comparison with roles and attention beside them, and its report."""
     folder = write_comparison(tmp_path_factory.mktemp("attention") / "comparison")
-    (folder / "gates_over_time.csv").unlink()  # films take long
+    for name in ("gates_over_time.csv", "scores.csv", "agreement.csv", "masks.json", "summary.csv", "comparison.csv"):
+        (folder / name).unlink()  # of pictures, which take the time
     found = attention(pd.read_csv(write_roles(folder / "roles.csv"), keep_default_na=False))
     (folder / ATTENTION).write_text(as_text(found))
     (folder / "roles.html").write_text(role_page(matplotlib.figure.Figure(), ["A sentence & more."], found))

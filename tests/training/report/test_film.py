@@ -1,4 +1,4 @@
-"""The gates over time as a film strip and as an animation, with the price where it is known; masks by method."""
+"""The gates over time as a film strip, with the price where it is known; masks by method."""
 
 import json
 from itertools import pairwise
@@ -46,18 +46,11 @@ def test_a_film_strip_shows_moments_with_open_and_expected_heads_and_the_price()
     assert film_strip(course(), "title").axes[0].get_xlabel() == "5 open"
 
 
-@pytest.mark.parametrize("where", ["metrics.csv", "gates_over_time.csv"])
-def test_the_price_is_read_where_it_is_logged(tmp_path, where):
-    """Lightning counts steps from 0, gates over time count those that are done."""
+def test_the_price_is_read_where_it_is_logged(tmp_path):
     run = write_run(tmp_path / "run")
     gates = pd.read_csv(run / "gates_over_time.csv")
     steps = gates["step"].to_numpy()
-    if where == "metrics.csv":
-        log = pd.DataFrame({"step": steps - 1, "heads/expected": 8 - steps / 30, "train/price": steps / 1000})
-        log = pd.concat([log, pd.DataFrame({"step": steps - 1, "select/accuracy": 0.5})])  # rows of evaluation have no price
-        log.to_csv(run / where, index=False)
-    else:
-        gates.assign(expected=8 - steps / 30, price=steps / 1000).to_csv(run / where, index=False)
+    gates.assign(expected=8 - steps / 30, price=steps / 1000).to_csv(run / "gates_over_time.csv", index=False)
     ((_, found),) = read_contents(run).courses.items()
     assert len(found.sites) == 2
     assert found.values.shape[1] == 8
@@ -66,6 +59,7 @@ def test_the_price_is_read_where_it_is_logged(tmp_path, where):
     assert np.isnan(found.prices[""][-1])  # the mask has no price
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("command", ["fit", "compare"])
 def test_a_real_run_shows_what_it_logged(full_run, compared, command):
     run = (full_run if command == "fit" else compared)[0]

@@ -66,6 +66,7 @@ def test_a_folder_of_pictures_that_holds_something_else_is_refused(tmp_path):
         check_own_folder(folder)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("what", ["file", "link"])
 def test_a_comparison_leaves_what_it_has_not_drawn(what, compared, tmp_path, capsys):
     """It says so before its work, and the pictures of the one before are still there."""

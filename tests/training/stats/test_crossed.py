@@ -70,13 +70,13 @@ def test_the_variance_over_examples_is_that_of_the_mean_over_seeds(metric):
     a, b = (np.where(random.random(shape) < 0.7, targets, random.integers(3, size=shape)) for _ in range(2))
     values, draws = resample_metric(np.concatenate([a, b]), targets, metric, resamples=2000)
     differences = []
-    for _ in range(2000):
+    for _ in range(1000):
         rows = random.integers(200, size=200)
         again, _ = resample_metric(np.concatenate([a, b])[:, rows], targets[rows], metric, resamples=1)
         differences.append(again[:5].mean() - again[5:].mean())
     found = paired_difference(values[:5], values[5:], draws[:, :5], draws[:, 5:], 200)
     expected = crossed_difference(values[:5] - values[5:], np.var(differences), 200)
-    assert found.high - found.low == pytest.approx(expected[2] - expected[1], rel=0.05)
+    assert found.high - found.low == pytest.approx(expected[2] - expected[1], rel=0.06)
 
 
 def test_the_squares_of_half_widths_add():
@@ -129,10 +129,10 @@ def test_fewer_seeds_than_a_claim_needs_have_no_p_value_and_one_has_the_bootstra
 def test_the_interval_covers_the_truth_whatever_the_shares_of_seeds_and_examples(seeds, share):
     """Also in the tails that Holm's correction looks at; with estimated degrees of freedom up to three times too often not."""
     random = np.random.default_rng([seeds, int(10 * share)])
-    trials = 20_000
+    trials = 8_000
     differences = random.normal(0, ((1 - share) * seeds) ** 0.5, (trials, seeds)) + random.normal(0, share**0.5, (trials, 1))
     p = crossed_difference(differences, share, 10_000)[3]
     for level in (0.05, 0.05 / 28):
         assert (p < level).mean() <= level + 3.5 * (level / trials) ** 0.5
     if share in (0, 1):  # one source alone: exact
-        assert (p < 0.05).mean() == pytest.approx(0.05, abs=0.006)
+        assert (p < 0.05).mean() == pytest.approx(0.05, abs=0.009)
