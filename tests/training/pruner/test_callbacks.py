@@ -1,41 +1,24 @@
-"""What happens beside the training loop."""
+"""Callbacks of training: costs, ends of phases, and predictions."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
 
 from gates.errors import GateError
-from tests.training.runs import STEPS_PER_EPOCH, make_data, make_pruner, make_trainer
+from tests.training.pruner.fits import Each, N, Save, fit, make_data
+from tests.training.runs import make_pruner, make_trainer
 from training.pruner.callbacks import CostInCheckpoints, EndOfPhase, PhaseCosts, Predictions
 from training.pruner.module import evaluate
 from training.runs.cost import Cost
 
 
-class Clock(pl.Callback):
-    """Time that goes on by a second with every batch, before other callbacks look at it."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def on_train_batch_end(self, trainer, pl_module, *args):
-        self.now += 1.0
-
-
-class Save(pl.Callback):
-    def __init__(self, path, at):
-        self.path, self.at = path, at
-
-    def on_train_batch_end(self, trainer, pl_module, *args):
-        if trainer.global_step == self.at:
-            trainer.save_checkpoint(self.path)
-
-
 @pytest.fixture
 def clock(monkeypatch):
-    clock = Clock()
+    """Time that goes on by a second with every batch, before other callbacks see it."""
+    clock = SimpleNamespace(now=0.0)
+    clock.ticks = Each(lambda *_: setattr(clock, "now", clock.now + 1))
     monkeypatch.setattr("training.runs.cost.time", SimpleNamespace(perf_counter=lambda: clock.now))
     return clock
 
@@ -45,15 +28,16 @@ def seconds(costs):
 
 
 @pytest.mark.parametrize(
-    ("settings", "expected"),
+    ("settings", "expected", "accumulated"),
     [
-        ({}, {"finetune": 16.0, "prune": 16.0, "retrain": 16.0}),
-        ({"finetune": 0.0, "retrain": 2.0}, {"prune": 16.0, "retrain": 32.0}),
+        ({}, {"finetune": N, "prune": N, "retrain": N}, 1),
+        ({}, {"finetune": N, "prune": N, "retrain": N}, 2),
+        ({"finetune": 0.0, "retrain": 2.0}, {"prune": N, "retrain": 2 * N}, 1),
     ],
 )
-def test_every_phase_is_charged_its_own_time(settings, expected, clock):
+def test_every_phase_is_charged_its_own_time(settings, expected, accumulated, clock):
     costs = PhaseCosts()
-    make_trainer(callbacks=[clock, costs]).fit(make_pruner(**settings), make_data())
+    fit(make_pruner(**settings), clock.ticks, costs, accumulate_grad_batches=accumulated)
     assert seconds(costs) == expected
     clock.now += 100.0
     assert seconds(costs) == expected  # the clock of a run that has ended stands
@@ -68,44 +52,29 @@ def test_every_phase_counts_the_examples_it_trains_on_and_none_of_validation():
     assert counted == {phase: (pytest.approx(examples), pytest.approx(examples)) for phase in ("finetune", "prune", "retrain")}
 
 
-def test_accumulated_batches_count_with_their_step(clock):
+@pytest.mark.parametrize("at", [5, N, N + 3, 2 * N + 3])
+def test_a_run_that_is_resumed_counts_whole(at, clock, tmp_path):
+    fit(None, clock.ticks, PhaseCosts(), Save(tmp_path, at), max_steps=at + 2)
+    clock.now += 1000.0  # between both
     costs = PhaseCosts()
-    make_trainer(callbacks=[clock, costs], accumulate_grad_batches=2).fit(make_pruner(), make_data())
-    assert seconds(costs) == {"finetune": 16.0, "prune": 16.0, "retrain": 16.0}
-
-
-@pytest.mark.parametrize("at", [5, STEPS_PER_EPOCH, STEPS_PER_EPOCH + 7, 2 * STEPS_PER_EPOCH + 3])
-def test_a_run_that_goes_on_counts_whole(at, clock, tmp_path):
-    first = PhaseCosts()
-    stops = make_trainer(callbacks=[clock, first, Save(tmp_path / "at.ckpt", at)], max_steps=at + 2)
-    stops.fit(make_pruner(), make_data())
-    clock.now += 1000.0  # while nobody trained
-    costs = PhaseCosts()
-    again = make_trainer(callbacks=[clock, costs])
-    again.fit(make_pruner(), make_data(), ckpt_path=tmp_path / "at.ckpt", weights_only=True)
-    assert seconds(costs) == {"finetune": 16.0, "prune": 16.0, "retrain": 16.0}
+    fit(None, clock.ticks, costs, ckpt_path=tmp_path / f"{at}.ckpt")
+    assert seconds(costs) == {"finetune": N, "prune": N, "retrain": N}
 
 
 def test_work_of_several_steps_keeps_its_cost_in_checkpoints(tmp_path):
     cost = Cost(12.5, 300.0)
-    trainer = make_trainer(callbacks=[CostInCheckpoints(lambda: cost)], max_steps=1)
-    trainer.fit(make_pruner(), make_data())
-    trainer.save_checkpoint(tmp_path / "with.ckpt")
-    saved = torch.load(tmp_path / "with.ckpt", weights_only=True)
-    torch.save(saved | {"identity": "own"}, tmp_path / "with.ckpt")
-    torch.save({"state_dict": {}, "identity": "own"}, tmp_path / "without.ckpt")
-    assert CostInCheckpoints.read(tmp_path / "with.ckpt", "own") == cost
-    assert CostInCheckpoints.read(tmp_path / "without.ckpt", "own") == Cost(forward_examples=None, backward_examples=None)
+    fit(None, CostInCheckpoints(lambda: cost), Save(tmp_path, 1), max_steps=1)
+    path = tmp_path / "1.ckpt"
+    torch.save(torch.load(path, weights_only=True) | {"identity": "own"}, path)
+    assert CostInCheckpoints.read(path, "own") == cost
     with pytest.raises(GateError, match="is not of the experiment"):
-        CostInCheckpoints.read(tmp_path / "with.ckpt", "another")
+        CostInCheckpoints.read(path, "another")
 
 
-@pytest.mark.parametrize(("phase", "end", "mode"), [("finetune", 16, "open"), ("prune", 32, "masked")])
+@pytest.mark.parametrize(("phase", "end", "mode"), [("finetune", N, "open"), ("prune", 2 * N, "masked")])
 def test_training_ends_with_a_phase_and_a_checkpoint_of_it(phase, end, mode, tmp_path):
-    pruner = make_pruner()
-    trainer = make_trainer(callbacks=[EndOfPhase(tmp_path / "end.ckpt", phase)])
-    trainer.fit(pruner, make_data())
-    assert trainer.global_step == end
+    pruner = fit(None, EndOfPhase(tmp_path / "end.ckpt", phase))
+    assert pruner.trainer.global_step == end
     assert pruner.gates.mode == mode
     assert torch.load(tmp_path / "end.ckpt", weights_only=True)["global_step"] == end
 
