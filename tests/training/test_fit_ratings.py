@@ -14,6 +14,7 @@ from training.commands.table import run_command
 from training.data.synthetic import build_tokenizer
 from training.fit import main
 
+pytestmark = pytest.mark.integration
 WORDS = ["fox", "king", "basil", "sees"]
 MODEL = {"model_type": "bert", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
 
