@@ -15,7 +15,8 @@ from tests.training.runs import write_config
 from training.fit import main
 
 pytestmark = pytest.mark.integration
-SMALL = ["--data.train_rows", "96", "--data.select_rows", "32", "--data.test_rows", "32", "--data.score_rows", "32"]
+SMALL = ["--data.train_rows", "64", "--data.select_rows", "32", "--data.test_rows", "32", "--data.score_rows", "32",
+         "--curve", "[]"]  # fmt: skip
 STACKS = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
           "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "max_position_embeddings": 64}  # fmt: skip
 T5 = {"d_model": 16, "d_kv": 4, "d_ff": 32, "num_layers": 1, "num_decoder_layers": 1, "num_heads": 4}

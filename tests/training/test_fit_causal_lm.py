@@ -111,11 +111,11 @@ def test_every_method_is_compared(tmp_path):
     """All that have a name, and the ones with something added; masks of scores without training alone."""
     trained = ["dense+distil", *LEARNED, "learned+distil"]
     scored = [*SCORERS, "his+swap", "his+refit", "his+rescale", "his+draws"]
-    config = ["--config", write_config(tmp_path), "--model.unit", "head", "--data.train_rows", "16", "--prices", "0.01"]
-    for stages, methods in (("post hoc,retrained", trained), ("post hoc", scored)):
-        given = ["--methods", ",".join(methods), "--stages", stages, "--budgets", "4", "--seeds", "0"]
-        run = tmp_path / stages.replace(" ", "")
-        assert run_command("compare", [*config, *given, "--run_dir", str(run)]) == 0
+    common = ["--config", write_config(tmp_path), "--model.unit", "head", "--data.train_rows", "16", "--budgets", "4"]
+    for methods, more in ((trained, ["--prices", "0.01"]), (scored, ["--stages", "post hoc"])):
+        run = tmp_path / methods[0]
+        given = ["--methods", ",".join(methods), "--seeds", "0", "--run_dir", str(run), *more]
+        assert run_command("compare", [*common, *given]) == 0
         table = pd.read_csv(run / "comparison.csv")
         assert set(methods) <= set(table["method"])
         assert table["test_perplexity"].notna().all()

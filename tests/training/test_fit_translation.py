@@ -313,17 +313,16 @@ def test_the_best_dense_model_is_kept_and_runs_start_from_it(tmp_path):
 def test_two_processes_equal_one(tmp_path):
     """Also where one has many more tokens of a batch than the other: six pairs, which are one batch; and with activations that
     are computed again in the backward pass."""
-    rows = ["--data.train_rows", "6", "--data.select_rows", "25"]
+    rows = ["--data.train_rows", "6", "--data.select_rows", "11", "--data.test_rows", "9", "--curve", "[]"]
     phases = ["--model.finetune", "4", "--model.prune", "4", "--model.retrain", "4", "--model.learning_rate", "3e-3"]
     no_dropout = "{d_model: 16, encoder_layers: 1, decoder_layers: 1, encoder_attention_heads: 4, decoder_attention_heads: 4,"
     no_dropout += " encoder_ffn_dim: 24, decoder_ffn_dim: 24, dropout: 0.0}"
     same = ["--model.from_scratch", no_dropout, "--model.draw_per", "batch", "--model.budget", "{encoder: 2}"]
-    common = ["--config", write_config(tmp_path), *rows, *phases, *same, "--compare", "posthoc"]
-    one = run_fit(*common, "--data.batch_tokens", "240", "--run_dir", "one", cwd=tmp_path)
-    assert one.returncode == 0, one.stderr[-3000:]
-    halves = ["--data.batch_tokens", "120", "--trainer.devices", "2", "--trainer.strategy", "ddp",
-              "--model.checkpoint_activations", "true"]  # fmt: skip
-    two = run_fit(*common, *halves, "--run_dir", "two", cwd=tmp_path)
+    common = [*rows, *phases, *same, "--compare", "posthoc"]
+    assert fit(tmp_path, *common, "--data.batch_tokens", "240", run_dir="one") == 0
+    halves = ["--data.batch_tokens", "120", "--trainer.devices", "2", "--trainer.strategy", "ddp"]
+    again = ["--model.checkpoint_activations", "true", "--run_dir", "two"]
+    two = run_fit("--config", write_config(tmp_path), *common, *halves, *again, cwd=tmp_path)
     assert two.returncode == 0, two.stderr[-3000:]
     tables = [pd.read_csv(tmp_path / name / "comparison.csv") for name in ("one", "two")]
     for column in ("heads", "select_loss", "test_loss", "test_bleu", "test_beam_chrf"):
@@ -336,7 +335,10 @@ def test_two_processes_equal_one(tmp_path):
 def test_rivals_keep_the_kinds_that_a_price_leaves_whole(tmp_path):
     """Encoder heads have a price; the others were never to go."""
     price = ["--model.budget", "null", "--model.price", "{encoder: 0.5}", "--model.gate_learning_rate", "2.0"]
-    assert fit(tmp_path, *price, "--compare", "posthoc", "--model.swaps", "12", "--model.minimum_per_layer", "1") == 0
+    assert (
+        fit(tmp_path, *price, "--compare", "posthoc", "--model.swaps", "12", "--model.minimum_per_layer", "1", "--curve", "[]")
+        == 0
+    )
     kept = {}
     for file in (tmp_path / "run" / "masks").glob("*.json"):
         kinds = {"encoder": 0, "decoder": 0, "cross": 0}

@@ -333,7 +333,7 @@ class TaskData(pl.LightningDataModule, ABC):
 
     @property
     def training_rows(self) -> Any:
-        """The rows of which training batches are made, by number: those of the training split."""
+        """The rows of training batches, by number: those of the training split."""
         return self.splits["train"]
 
     def run_batches(self, first: int = 0) -> RunSampler:

@@ -56,7 +56,7 @@ class Block:
 def packed(documents: Iterable[Sequence[int]], length: int, *, packing: bool = True) -> Iterator[Block]:
     """Cut documents into blocks so that every token after a document's first is predicted exactly once.
 
-    A document that does not fit into the rest of a block goes on in the next one, where it sees nothing of its beginning.
+    A document that does not fit into the rest of a block continues in the next one, where it sees nothing of its beginning.
     No more documents are read than the next block needs.
 
     Args:
@@ -178,14 +178,14 @@ class TextBlocks(WithOwnTokenizer):
                 "words": sum(sizes[number][1] * part for number, part in block.shares),
                 "length": len(block.input_ids),
             }
-            last, _ = block.shares[-1]  # which may go on in the next block
+            last, _ = block.shares[-1]  # which may continue in the next block
             while (oldest := next(iter(sizes))) < last:
                 del sizes[oldest]
 
     def as_split(self, name: str, rows: Iterable[dict[str, Any]]) -> Dataset:
         """Return blocks as a split, and note how many tokens the tokenizer does not know.
 
-        A model predicts one unknown token for all of them, so perplexities leave out what they would have said.
+        A model predicts one unknown token for all of them, so perplexities leave out their words.
         """
         rows = list(rows)
         columns = ("input_ids", "labels", "starts", "bytes", "words", "length")
@@ -196,7 +196,7 @@ class TextBlocks(WithOwnTokenizer):
         if name != "train" and found:
             self.notices.append(
                 f"{found} of {sum(row['length'] for row in rows)} tokens of the {name} split are unknown to the tokenizer; a "
-                "perplexity per word or byte is too low by what they would have said"
+                "perplexity per word or byte leaves them out and is too low"
             )
         return split
 
@@ -315,7 +315,7 @@ def set_aside(documents: list[str], fraction: float) -> tuple[list[str], list[st
     distinct = list(dict.fromkeys(documents))
     if len(distinct) < 2:
         raise GateError(
-            "the train split has one document, of which no part can be set aside; give a --data.select_file, or set "
+            "the train split has one document, so no part can be set aside; give a --data.select_file, or set "
             "--data.documents to where documents end"
         )
     order = np.random.default_rng(0).permutation(len(distinct))
@@ -443,7 +443,7 @@ def _column(name: str, rows: IterableDataset, options: Documents) -> str:
     return text_column(name, columns, options.text_column)
 
 
-# Running text that is read while the run goes on, so that memory does not depend on its length.
+# Running text that is read during training, so that memory does not depend on its length.
 #
 # Documents are packed as they come. A block of the stream is known by its number: it is a function of the data, the seed and
 # the number. A resumed run finds the block that it stopped at by reading up to it.

@@ -5,7 +5,7 @@ A document is about a few people, such as::
     Zamora Fox sees the old kings and he likes the tower . the kings near the lake hide the barn .
     so Kirin Clock finds Zamora Fox . Kirin Clock wants the poets and she sees the wolf .
 
-Most words are chances, but some follow from what was said, so a language model needs heads that find it:
+Most words are random, but some follow from earlier words, so a language model needs heads that find these:
 
 * *recall*: a name has another surname in every story, and the same one throughout it (the word behind an earlier mention of
   the name: induction);

@@ -176,14 +176,14 @@ class CostInCheckpoints(pl.Callback):
 
     @classmethod
     def read(cls, path: Path, identity: str) -> Cost:
-        """Read the cost from a checkpoint of the experiment with an identity.
+        """Read the cost from a checkpoint of the experiment with an identity; it may have none yet.
 
         Raises:
             GateError: If it is another's, or damaged.
         """
         content = read_archive(path)
         check_identity(content, path, identity, "the experiment that is made there")
-        return Cost.of(content[cls.KEY])
+        return Cost.of(content.get(cls.KEY, {}))
 
 
 class LastGoodCheckpoint(pl.Callback):

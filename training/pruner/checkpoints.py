@@ -21,13 +21,13 @@ from gates.files import remove, replacing
 from gates.gating.head_gates import read_extra_state
 from training.pruner.module import REFIT, SEARCH, HeadPruner
 
-MEND = "use another, or remove it (a run that is resumed goes on from its last.ckpt or dense.ckpt, or else from its beginning)"
+MEND = "use another, or remove it (a resumed run continues from its last.ckpt or dense.ckpt, or else from its beginning)"
 IDENTITY = "identity"
 """The key of the identity of a run, see :func:`training.runs.resume.identity_of`, or of an experiment's key."""
 
 
 class WholeCheckpoints(CheckpointIO):
-    """How Lightning writes and reads checkpoints: staged beside their place, on the disk before they have their name, and
+    """Writes and reads checkpoints for Lightning: staged next to their place, on the disk before they have their name, and
     compared with their checksums when they are read.
 
     Args:

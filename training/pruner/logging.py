@@ -30,14 +30,14 @@ class GateLog(pl.Callback):
         self._sent = 0
         self.steps: list[int] = []
         self.values: list[Tensor] = []
-        self.beside: list[dict[str, float]] = []
+        self.scalars: list[dict[str, float]] = []
         """The expected number of open gates and the prices of one, for each step."""
 
     def state_dict(self) -> dict[str, Any]:
-        return {"steps": self.steps, "values": self.values, "beside": self.beside}
+        return {"steps": self.steps, "values": self.values, "scalars": self.scalars}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.steps, self.values, self.beside = (list(state_dict[name]) for name in ("steps", "values", "beside"))
+        self.steps, self.values, self.scalars = (list(state_dict[name]) for name in ("steps", "values", "scalars"))
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *args: Any) -> None:
         step = trainer.global_step
@@ -54,7 +54,7 @@ class GateLog(pl.Callback):
         open_gates = (values > 0).float()
         stochastic = gates.mode == "stochastic"
         expected = gates.open_probability().cpu() if stochastic else open_gates
-        self.beside.append({"expected": float(expected.sum())} | pruner.steering.logged_prices(pruner.ramp(step - 1)))
+        self.scalars.append({"expected": float(expected.sum())} | pruner.steering.logged_prices(pruner.ramp(step - 1)))
         kinds = gates.kind_index().cpu()
         logged, labels = {}, site_labels(gates.sites)
         for name, counts in (("heads/open", open_gates), ("heads/expected", expected)):
@@ -99,7 +99,7 @@ class GateLog(pl.Callback):
         names = [f"{label}.{i}" for label, size in zip(site_labels(gates.sites), gates.sizes, strict=True) for i in range(size)]
         values = torch.stack(self.values) if self.values else torch.zeros(0, len(names))
         course = pd.DataFrame({name: values[:, i].numpy() for i, name in enumerate(names)})
-        return pd.concat([pd.DataFrame({"step": self.steps}), pd.DataFrame(self.beside), course], axis="columns")
+        return pd.concat([pd.DataFrame({"step": self.steps}), pd.DataFrame(self.scalars), course], axis="columns")
 
 
 PHASES: tuple[str, ...] = get_args(Phase)
