@@ -14,7 +14,9 @@ from gates.surgery.masks import load_mask
 from tests.training.runs import write_config
 from training.fit import main
 
-SMALL = ["--data.train_rows", "96", "--data.select_rows", "32", "--data.test_rows", "32", "--data.score_rows", "32"]
+pytestmark = pytest.mark.integration
+SMALL = ["--data.train_rows", "64", "--data.select_rows", "32", "--data.test_rows", "32", "--data.score_rows", "32",
+         "--curve", "[]"]  # fmt: skip
 STACKS = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
           "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "max_position_embeddings": 64}  # fmt: skip
 T5 = {"d_model": 16, "d_kv": 4, "d_ff": 32, "num_layers": 1, "num_decoder_layers": 1, "num_heads": 4}
@@ -31,7 +33,6 @@ def run_of(folder, model, *more):
     return folder / "run"
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("model", [{"model_type": "bart", **STACKS}, {"model_type": "t5", **T5}], ids=["bart", "t5"])
 def test_a_classifier_with_encoder_and_decoder(model, tmp_path):
     run = run_of(tmp_path, model, "--compare", "posthoc")

@@ -2,7 +2,6 @@
 
 import json
 import re
-from functools import partial
 
 import pandas as pd
 import pytest
@@ -20,7 +19,7 @@ from training.report import captions
 from training.report.reading import read_contents
 from training.scoring.scorers import SCORERS
 
-compare = partial(run_command, "compare")
+pytestmark = pytest.mark.integration
 DENSE = 2 * 2 * 2 * 8 * 4
 """Bytes: layers, key heads, keys and values, features, float32."""
 
@@ -109,11 +108,15 @@ def test_a_run_goes_on_from_the_export(run, tmp_path):
 
 @pytest.mark.nightly
 def test_every_method_is_compared(tmp_path):
-    """All that have a name, and the ones with something added."""
-    methods = ["dense+distil", *LEARNED, *SCORERS, "his+swap", "his+refit", "his+rescale", "his+draws", "learned+distil"]
-    given = ["--methods", ",".join(methods), "--budgets", "4", "--seeds", "0", "--run_dir", str(tmp_path / "run")]
-    assert compare(["--config", write_config(tmp_path), "--model.unit", "head", "--prices", "0.01", *given]) == 0
-    table = pd.read_csv(tmp_path / "run" / "comparison.csv")
-    assert set(methods) <= set(table["method"])
-    assert table["test_perplexity"].notna().all()
-    assert "lower is better" in (tmp_path / "run" / "verdict.md").read_text()
+    """All that have a name, and the ones with something added; masks of scores without training alone."""
+    trained = ["dense+distil", *LEARNED, "learned+distil"]
+    scored = [*SCORERS, "his+swap", "his+refit", "his+rescale", "his+draws"]
+    common = ["--config", write_config(tmp_path), "--model.unit", "head", "--data.train_rows", "16", "--budgets", "4"]
+    for methods, more in ((trained, ["--prices", "0.01"]), (scored, ["--stages", "post hoc"])):
+        run = tmp_path / methods[0]
+        given = ["--methods", ",".join(methods), "--seeds", "0", "--run_dir", str(run), *more]
+        assert run_command("compare", [*common, *given]) == 0
+        table = pd.read_csv(run / "comparison.csv")
+        assert set(methods) <= set(table["method"])
+        assert table["test_perplexity"].notna().all()
+        assert "lower is better" in (run / "verdict.md").read_text()

@@ -24,6 +24,7 @@ from training.tasks.causal_lm import CausalLM
 from training.tasks.classification import ImageClassification
 from training.tasks.loading import load_pretrained
 
+pytestmark = pytest.mark.integration
 ALONE = {"finetune": 0.0, "prune": 1.0, "retrain": 0.0, "budget": 3}
 
 
@@ -38,44 +39,43 @@ def backbone(tmp_path_factory):
     return str(folder)
 
 
-def run(backbone, folder, dtype, *more):
-    init = json.dumps(ROWS)
+@pytest.fixture(scope="module")
+def run(backbone, tmp_path_factory):
+    """A run that learns gates alone in bfloat16."""
+    folder = tmp_path_factory.mktemp("run")
     path = folder / "half.yaml"
     path.write_text(
-        f"model: {{backbone: {backbone}, dtype: {dtype}, budget: 3, finetune: 0, prune: 1, retrain: 0}}\n"
-        f"data: {{class_path: SyntheticDocuments, init_args: {init}}}\n"
+        f"model: {{backbone: {backbone}, dtype: bfloat16, budget: 3, finetune: 0, prune: 1, retrain: 0}}\n"
+        f"data: {{class_path: SyntheticDocuments, init_args: {json.dumps(ROWS)}}}\n"
         "trainer: {accelerator: cpu, enable_progress_bar: false}\nwandb: {mode: disabled}\ncompare: none\n"
     )
-    assert main(["--config", str(path), "--run_dir", str(folder / "run"), *more]) == 0
+    assert main(["--config", str(path), "--run_dir", str(folder / "run")]) == 0
     return folder / "run"
 
 
-def test_gates_are_learned_and_weights_stay_as_they_were(backbone, tmp_path):
-    folder = run(backbone, tmp_path, "bfloat16")
-    checkpoint = torch.load(folder / "checkpoints" / "final.ckpt", weights_only=True)["state_dict"]
+def test_gates_are_learned_and_weights_stay_as_they_were(run, backbone):
+    checkpoint = torch.load(run / "checkpoints" / "final.ckpt", weights_only=True)["state_dict"]
     stored = load_file(f"{backbone}/model.safetensors")
     assert checkpoint["gates.learned.log_alpha"].dtype == torch.float32
     assert checkpoint["gates.learned.log_alpha"].unique().numel() > 1
     for name, weight in stored.items():
         assert torch.equal(checkpoint[f"backbone.{name}"], weight.to(torch.bfloat16)), name
-    export = AutoModelForCausalLM.from_pretrained(folder / "export", trust_remote_code=True)
+    export = AutoModelForCausalLM.from_pretrained(run / "export", trust_remote_code=True)
     assert export.dtype == torch.bfloat16
     kept = stored["model.embed_tokens.weight"].to(torch.bfloat16)
     assert torch.equal(export.get_input_embeddings().weight, kept)
 
 
-def test_numbers_are_those_of_the_pruned_model_in_double_precision(backbone, tmp_path):
-    """Nothing is summed in half precision: what differs is what the weights and activations of one pass lack."""
-    folder, data = run(backbone, tmp_path, "bfloat16"), make_data()
-    model = load_pruned(folder / "export").double().eval()
+def test_numbers_are_those_of_the_pruned_model_in_double_precision(run):
+    """Nothing is summed in half precision: the difference is the rounding of weights and activations of one pass."""
+    data, model = make_data(), load_pruned(run / "export").double().eval()
     surprise, tokens = 0.0, 0
     with torch.no_grad():
         for batch in data.test_dataloader():
             own, counted = data.task.predictions(data.task.losses(model, batch)[1], batch)
             surprise, tokens = surprise + float(own.sum()), tokens + int(counted.sum())
-    found = float(
-        pd.read_csv(folder / "comparison.csv").set_index(["method", "stage"]).loc[("learned", "retrained"), "test_loss"]
-    )
+    table = pd.read_csv(run / "comparison.csv").set_index(["method", "stage"])
+    found = float(table.loc[("learned", "retrained"), "test_loss"])
     assert found == pytest.approx(surprise / tokens, rel=2e-3)
     assert torch.tensor(found).to(torch.bfloat16) != torch.tensor(found)
 
@@ -142,15 +142,11 @@ def test_a_model_that_sees_what_it_must_not_is_refused_in_half_precision(tmp_pat
         CausalLM(packing=packing, max_length=12).build(Source(str(tmp_path), dtype="bfloat16"), tokenizer)
 
 
-def test_the_runs_model_comes_back_in_its_type(backbone, tmp_path):
-    folder = run(backbone, tmp_path, "bfloat16")
-    trained = load_trained(str(folder))
-    assert {parameter.dtype for parameter in trained.model.parameters()} == {torch.bfloat16}
-    assert "weights as they were, in bfloat16" in (folder / "export" / "README.md").read_text()
-    assert (
-        run_command("export", [str(folder), "--format", "remote-code", "--output", str(tmp_path / "again"), "--budget", "2"])
-        == 0
-    )
+def test_the_runs_model_comes_back_in_its_type(run, tmp_path):
+    assert {parameter.dtype for parameter in load_trained(str(run)).model.parameters()} == {torch.bfloat16}
+    assert "weights as they were, in bfloat16" in (run / "export" / "README.md").read_text()
+    more = ["--format", "remote-code", "--output", str(tmp_path / "again"), "--budget", "2"]
+    assert run_command("export", [str(run), *more]) == 0
     assert {tensor.dtype for tensor in load_file(tmp_path / "again" / "model.safetensors").values()} == {torch.bfloat16}
 
 
@@ -163,22 +159,17 @@ def test_images_are_of_the_type_that_the_model_computes_with(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("command", "more", "said"),
     [
-        (["--stages", "retrained"], "dtype is bfloat16, in which weights are fixed, but --stages has 'retrained'"),
-        (["--stages", "post hoc", "--methods", "relevance"], "but relevance needs weights in float32"),
+        ("compare", ["--stages", "retrained"], "dtype is bfloat16, in which weights are fixed, but --stages has 'retrained'"),
+        ("compare", ["--stages", "post hoc", "--methods", "relevance"], "but relevance needs weights in float32"),
+        ("fit", ["--compare", "full"], "nothing can be trained on; give --compare posthoc"),
     ],
 )
-def test_a_comparison_refuses_what_fixed_weights_cannot(backbone, tmp_path, capsys, more, said):
-    own = ["--data", "SyntheticDocuments", "--model.from_scratch", "null", "--model.backbone", backbone]
-    alone = ["--model.dtype", "bfloat16", "--model.finetune", "0", "--model.retrain", "0", "--run_dir", str(tmp_path / "c")]
-    assert run_command("compare", [*own, *alone, "--budgets", "3", *more]) == 2
+def test_what_fixed_weights_cannot_do_is_refused(backbone, tmp_path, capsys, command, more, said):
+    budget = ["--budgets" if command == "compare" else "--model.budget", "3"]
+    own = ["--data", "SyntheticDocuments", "--model.from_scratch", "null", "--model.backbone", backbone, *budget]
+    alone = ["--model.dtype", "bfloat16", "--model.finetune", "0", "--model.retrain", "0", "--run_dir", str(tmp_path / "run")]
+    assert run_command(command, [*own, *alone, *more]) == 2
     assert said in " ".join(capsys.readouterr().err.split())
-
-
-def test_a_run_that_would_train_on_is_refused(backbone, tmp_path, capsys):
-    own = ["--data", "SyntheticDocuments", "--model.from_scratch", "null", "--model.backbone", backbone, "--model.budget", "3"]
-    alone = ["--model.dtype", "bfloat16", "--model.finetune", "0", "--model.retrain", "0", "--run_dir", str(tmp_path / "r")]
-    assert main([*own, *alone, "--compare", "full"]) == 2
-    assert "nothing can be trained on; give --compare posthoc" in " ".join(capsys.readouterr().err.split())
-    assert not (tmp_path / "r").exists()
+    assert command == "compare" or not (tmp_path / "run").exists()

@@ -21,7 +21,7 @@ def run(tmp_path_factory):
     data = {name: write_images(folder / name, ("red", "green", "blue"), rows) for name, rows in (("train", 24), ("test", 8))}
     options = {f"data.{name}_folder": path for name, path in data.items()}
     options |= {"data.image_size": 8, "data.batch_size": 12, "data.score_rows": 24, "model.from_scratch": json.dumps(VIT),
-                "model.budget": 3, "model.learning_rate": 0.005, "model.refit": "true", "retrained": "[his]", "curve": "[0.5]",
+                "model.budget": 3, "model.learning_rate": 0.005, "model.refit": "true", "retrained": "[his]", "curve": "[]",
                 "trainer.accelerator": "cpu", "wandb.mode": "disabled"}  # fmt: skip
     given = [part for name, value in options.items() for part in (f"--{name}", str(value))]
     assert main(["--data", "Images", *given, "--run_dir", str(folder / "run")]) == 0

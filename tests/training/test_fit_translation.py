@@ -24,6 +24,7 @@ from training.fit import main
 from training.report.pictures import pictures_of
 from training.report.reading import read_contents
 
+pytestmark = pytest.mark.integration
 export = partial(run_command, "export")
 translate = partial(run_command, "translate")
 
@@ -49,8 +50,23 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("translation")
     more = ["--compare", "full", "--retrained", "[dense,random]", "--from_scratch", "[learned]"]
     averaged = ["--average_last", "2", "--average_every", "2"]
-    assert main(["--config", write_config(folder), "--run_dir", str(folder / "run"), *more, *averaged]) == 0
+    assert fit(folder, *more, *averaged) == 0
     return folder / "run"
+
+
+def fit(folder, *arguments, run_dir="run"):
+    """Run the command with the small configuration; its exit code."""
+    return main(["--config", write_config(folder), "--run_dir", str(folder / run_dir), *arguments])
+
+
+def weights(run, name):
+    """The weights in a checkpoint of a run."""
+    state = torch.load(run / "checkpoints" / f"{name}.ckpt", weights_only=True)["state_dict"]
+    return {name: tensor for name, tensor in state.items() if "_extra_state" not in name}
+
+
+DENSE = ["--model.budget", "null", "--model.prune", "0", "--model.retrain", "0"]
+"""Options that train a dense model alone."""
 
 
 def test_methods_are_compared_in_bleu_at_equal_steps(run):
@@ -87,7 +103,7 @@ def test_masks_are_compared_with_random_ones_of_their_kinds(run):
 
 def test_methods_with_the_same_mask_have_the_same_translations(tmp_path):
     same = ["--model.budget", "{encoder: 0}", "--compare", "full", "--retrained", "[his,random]", "--curve", "[]"]
-    assert main(["--config", write_config(tmp_path), *same, "--run_dir", str(tmp_path / "run")]) == 0
+    assert fit(tmp_path, *same) == 0
     retrained = pd.read_csv(tmp_path / "run" / "comparison.csv").query("stage == 'retrained'").set_index("method")
     assert retrained.loc["random", "experiment"] == retrained.loc["his", "experiment"]  # one training for both
     folder = tmp_path / "run" / "translations"
@@ -103,9 +119,8 @@ def test_the_budget_is_of_encoder_heads_and_the_decoder_has_not_moved(run):
     kept = metrics["run"]["by_site"]
     assert sum(count for site, count in kept.items() if site.startswith("encoder")) == 3
     assert all(count == 4 for site, count in kept.items() if not site.startswith("encoder"))
-    dense = torch.load(run / "checkpoints" / "dense.ckpt", weights_only=True)["state_dict"]
-    final = torch.load(run / "checkpoints" / "final.ckpt", weights_only=True)["state_dict"]
-    moved = {name for name in dense if "_extra_state" not in name and not torch.equal(dense[name], final[name])}
+    dense, final = weights(run, "dense"), weights(run, "final")
+    moved = {name for name in dense if not torch.equal(dense[name], final[name])}
     assert not [name for name in moved if "decoder" in name or "shared" in name or "lm_head" in name]
     assert [name for name in moved if "encoder.layers" in name]
 
@@ -157,10 +172,9 @@ def test_the_tokenizer_is_saved_with_the_run_and_the_export(run):
 
 
 def test_an_export_can_be_pruned_on(run, tmp_path):
-    config = write_config(tmp_path)
     more = ["--model.from_scratch", "null", "--model.backbone", str(run / "export"), "--model.finetune", "0"]
-    assert main(["--config", config, *more, "--model.budget", "{encoder: 1}", "--run_dir", str(tmp_path / "again")]) == 0
-    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "again" / "export", trust_remote_code=True)
+    assert fit(tmp_path, *more, "--model.budget", "{encoder: 1}") == 0
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "run" / "export", trust_remote_code=True)
     assert sum(shape["heads"] for name, shape in model.config.pruned_attention.items() if name.startswith("encoder")) == 1
 
 
@@ -168,39 +182,31 @@ def test_a_run_goes_on_from_its_checkpoint_to_the_same_end(tmp_path):
     files = {"source": "the old dog\n" * 30 + "a cat sees the dog\n" * 30, "target": "der alte Hund\n" * 30 + "Katze\n" * 30}
     for side, text in files.items():
         (tmp_path / side).write_text(text)
-    local = {"train": "train", "select": "select", "test": "test"}
-    names = [f"--data.{split}_{side}={tmp_path / side}" for split in local for side in files]
+    names = [f"--data.{split}_{side}={tmp_path / side}" for split in ("train", "select", "test") for side in files]
     common = [
-        "--config", write_config(tmp_path), "--data", "ParallelText", *names,
-        "--data.vocab_size=40", "--data.batch_tokens=64", "--data.max_length=20", "--data.subwords=unigram", "--save_every=3",
-        "--average_last=3", "--average_every=1",
+        "--data", "ParallelText", *names, "--data.vocab_size=40", "--data.batch_tokens=64", "--data.max_length=20",
+        "--data.subwords=unigram", "--save_every=3", "--average_last=3", "--average_every=1",
     ]  # fmt: skip
-    assert main([*common, "--run_dir", str(tmp_path / "whole")]) == 0
-    last = str(tmp_path / "whole" / "checkpoints" / "dense.ckpt")
-    assert main([*common, "--run_dir", str(tmp_path / "resumed"), "--ckpt_path", last]) == 0
-    ends = [
-        torch.load(tmp_path / name / "checkpoints" / "final.ckpt", weights_only=True)["state_dict"]
-        for name in ("whole", "resumed")
-    ]
-    torch.testing.assert_close(*({k: v for k, v in end.items() if "_extra_state" not in k} for end in ends), rtol=0, atol=0)
+    assert fit(tmp_path, *common, run_dir="whole") == 0
+    dense = str(tmp_path / "whole" / "checkpoints" / "dense.ckpt")
+    assert fit(tmp_path, *common, "--ckpt_path", dense, run_dir="resumed") == 0
+    ends = [weights(tmp_path / name, "final") for name in ("whole", "resumed")]
+    torch.testing.assert_close(*ends, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["--patience", "2"], "--patience ends the training of a dense model alone"),
-        (["--average_last", "0"], "--average_last is 0"),
-        (["--from_scratch", "[magic]"], "unknown method 'magic'"),
         (["--from_scratch", "[learned]", "--model.finetune", "0"], "give the epochs of both together"),
         (["--model.prune", "0"], "set retrain to 0 and budget to null"),
         (["--model.freeze_while_pruning", "[nothing]"], "'nothing' matches no parameter"),
         (["--data.max_length", "10"], "more than 10"),
         (["--model.from_scratch.max_position_embeddings", "30"], "max_length is 40, but the encoder of the new model has 30"),
-        (["--data.length_penalty", ".nan"], "length_penalty is nan"),
     ],
 )
 def test_settings_that_make_no_sense_are_one_sentence(arguments, said, tmp_path, capsys):
-    assert main(["--config", write_config(tmp_path), "--run_dir", str(tmp_path / "run"), *arguments]) == 2
+    assert fit(tmp_path, *arguments) == 2
     error = capsys.readouterr().err
     assert said in error
     assert not (tmp_path / "run").exists()
@@ -210,7 +216,6 @@ def test_settings_that_make_no_sense_are_one_sentence(arguments, said, tmp_path,
     ("more", "said"),
     [
         (["--device", "nonsense"], "--device 'nonsense' cannot be used here"),
-        (["--length_penalty", ".nan"], "length_penalty is nan"),
         (["--target_language", "de_DE"], "does not know the language 'de_DE'"),
         (["--source_prefix", "the " * 40], "has 42 tokens, more than the 41 positions"),
     ],
@@ -238,30 +243,21 @@ def test_sources_and_translations_as_long_as_the_model_has_positions(run, tmp_pa
 
 def test_a_model_that_cannot_translate_is_named_before_its_tokenizer(tmp_path, capsys):
     build("gpt2").save_pretrained(tmp_path / "model")  # and there is no tokenizer
-    start = ["--model.from_scratch", "null", "--model.backbone", str(tmp_path / "model")]
-    assert main(["--config", write_config(tmp_path), *start, "--run_dir", str(tmp_path / "run")]) == 2
+    assert fit(tmp_path, "--model.from_scratch", "null", "--model.backbone", str(tmp_path / "model")) == 2
     assert "is a gpt2 model, which has no encoder and decoder" in capsys.readouterr().err
 
 
 def test_a_backbone_with_too_few_positions_is_refused_before_training(run, tmp_path, capsys):
     start = ["--model.from_scratch", "null", "--model.backbone", str(run / "export"), "--model.finetune", "0"]
-    longer = ["--data.max_length", "42", "--run_dir", str(tmp_path / "run")]
-    assert main(["--config", write_config(tmp_path), *start, *longer]) == 2
+    assert fit(tmp_path, *start, "--data.max_length", "42") == 2
     assert "has 41 positions; set --data.max_length 41" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_that_tests_on_a_part_keeps_no_translations_and_says_so(tmp_path, capsys):
-    part = ["--trainer.limit_test_batches", "1", "--data.eval_batch_size", "8", "--run_dir", str(tmp_path / "run")]
-    assert main(["--config", write_config(tmp_path), *part]) == 0
-    assert "8 of 24 test sentences were translated by learned.retrained" in capsys.readouterr().out
-    assert not (tmp_path / "run" / "translations").exists()
-
-
-def test_the_user_is_told_how_many_pairs_are_left_out(tmp_path, capsys):
+def test_the_user_is_told_how_many_pairs_are_left_out_and_which_were_not_translated(tmp_path, capsys):
     short = ["--data.max_length", "14", "--data.skip_unfit_pairs", "true", "--data.beam_splits", "[]"]
-    lengths = ["--model.prune", "0.2", "--model.finetune", "0.2", "--model.retrain", "0.2", "--run_dir", str(tmp_path / "run")]
-    assert main(["--config", write_config(tmp_path), *short, *lengths]) == 0
+    lengths = ["--model.prune", "0.2", "--model.finetune", "0.2", "--model.retrain", "0.2"]
+    assert fit(tmp_path, *short, *lengths) == 0
     told = capsys.readouterr().out
     whole, ends = make_data(), {"train": "training", "select": "select", "test": "test"}
     for split, name in ends.items():
@@ -272,6 +268,10 @@ def test_the_user_is_told_how_many_pairs_are_left_out(tmp_path, capsys):
         text for text, ids in zip(whole.texts["test"].source, whole.splits["test"]["source"], strict=True) if len(ids) <= 14
     ]
     assert read_texts(tmp_path / "run" / "translations" / "source.txt") == kept
+    part = ["--trainer.limit_test_batches", "1", "--data.eval_batch_size", "8"]
+    assert fit(tmp_path, *part, *lengths, run_dir="part") == 0
+    assert "8 of 24 test sentences were translated by learned.retrained" in capsys.readouterr().out
+    assert not (tmp_path / "part" / "translations").exists()
 
 
 def test_a_folder_without_a_model_is_named(tmp_path, capsys):
@@ -280,10 +280,9 @@ def test_a_folder_without_a_model_is_named(tmp_path, capsys):
     assert "holds no model" in capsys.readouterr().err
 
 
-def test_a_dense_model_alone_is_trained_and_stopped_early(tmp_path, capsys):
-    alone = ["--model.budget", "null", "--model.prune", "0", "--model.retrain", "0", "--model.finetune", "6"]
-    early = ["--patience", "1", "--model.learning_rate", "0.0", "--model.freeze_while_pruning", "null"]
-    assert main(["--config", write_config(tmp_path), *alone, *early, "--run_dir", str(tmp_path / "run")]) == 0
+def test_a_dense_model_alone_is_trained_and_stopped_early(tmp_path):
+    early = ["--patience", "1", "--model.learning_rate", "0.0", "--model.freeze_while_pruning", "null", "--model.finetune", "6"]
+    assert fit(tmp_path, *DENSE, *early) == 0
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert metrics["run"]["kept"] == metrics["heads"] == 16
     assert metrics["run"]["method"] == "dense"
@@ -292,37 +291,38 @@ def test_a_dense_model_alone_is_trained_and_stopped_early(tmp_path, capsys):
     assert (tmp_path / "run" / "checkpoints" / "dense.ckpt").is_file()
 
 
-def test_runs_start_from_a_dense_model_that_was_trained_alone(tmp_path):
-    config = ["--config", write_config(tmp_path)]
-    alone = ["--model.budget", "null", "--model.prune", "0", "--model.retrain", "0"]
-    assert main([*config, *alone, "--run_dir", str(tmp_path / "dense")]) == 0
+def test_the_best_dense_model_is_kept_and_runs_start_from_it(tmp_path):
+    """Also if training reaches its end without an improvement."""
+    early = ["--patience", "5", "--model.freeze_while_pruning", "null", "--data.validate_every", "0.5"]
+    assert fit(tmp_path, *DENSE, "--model.finetune", "2", *early, run_dir="dense") == 0
+    dense = weights(tmp_path / "dense", "dense")
+    torch.testing.assert_close(dense, weights(tmp_path / "dense", "final"), rtol=0, atol=0)
+    assert "no pruning: the dense model" in (tmp_path / "dense" / "export" / "README.md").read_text()
     start = ["--model.from_scratch", "null", "--model.backbone", str(tmp_path / "dense" / "export"), "--model.finetune", "0"]
-    assert main([*config, *start, "--run_dir", str(tmp_path / "pruned")]) == 0
+    assert fit(tmp_path, *start, run_dir="pruned") == 0
     metrics = json.loads((tmp_path / "pruned" / "metrics.json").read_text())
     assert metrics["run"]["kept"] == 3 + 4 + 4
-    states = [
-        torch.load(tmp_path / run / "checkpoints" / f"{name}.ckpt", weights_only=True)["state_dict"]
-        for run, name in (("dense", "final"), ("pruned", "dense"))
-    ]
-    trained = {name: tensor for name, tensor in states[0].items() if name.startswith("backbone.")}
-    torch.testing.assert_close({name: states[1][name] for name in trained}, trained, rtol=0, atol=0)
+    trained = {name: tensor for name, tensor in dense.items() if name.startswith("backbone.")}
+    started = weights(tmp_path / "pruned", "dense")
+    torch.testing.assert_close({name: started[name] for name in trained}, trained, rtol=0, atol=0)
     tokenizers = [AutoTokenizer.from_pretrained(tmp_path / run / "tokenizer") for run in ("dense", "pruned")]
     assert tokenizers[0].get_vocab() == tokenizers[1].get_vocab()
 
 
-@pytest.mark.integration
+@pytest.mark.nightly
 def test_two_processes_equal_one(tmp_path):
-    """Also where one has many more tokens of a batch than the other: six pairs, which are one batch."""
-    rows = ["--data.train_rows", "6", "--data.select_rows", "25"]
+    """Also where one has many more tokens of a batch than the other: six pairs, which are one batch; and with activations that
+    are computed again in the backward pass."""
+    rows = ["--data.train_rows", "6", "--data.select_rows", "11", "--data.test_rows", "9", "--curve", "[]"]
     phases = ["--model.finetune", "4", "--model.prune", "4", "--model.retrain", "4", "--model.learning_rate", "3e-3"]
     no_dropout = "{d_model: 16, encoder_layers: 1, decoder_layers: 1, encoder_attention_heads: 4, decoder_attention_heads: 4,"
     no_dropout += " encoder_ffn_dim: 24, decoder_ffn_dim: 24, dropout: 0.0}"
     same = ["--model.from_scratch", no_dropout, "--model.draw_per", "batch", "--model.budget", "{encoder: 2}"]
-    common = ["--config", write_config(tmp_path), *rows, *phases, *same, "--compare", "posthoc"]
-    one = run_fit(*common, "--data.batch_tokens", "240", "--run_dir", "one", cwd=tmp_path)
-    assert one.returncode == 0, one.stderr[-3000:]
+    common = [*rows, *phases, *same, "--compare", "posthoc"]
+    assert fit(tmp_path, *common, "--data.batch_tokens", "240", run_dir="one") == 0
     halves = ["--data.batch_tokens", "120", "--trainer.devices", "2", "--trainer.strategy", "ddp"]
-    two = run_fit(*common, *halves, "--run_dir", "two", cwd=tmp_path)
+    again = ["--model.checkpoint_activations", "true", "--run_dir", "two"]
+    two = run_fit("--config", write_config(tmp_path), *common, *halves, *again, cwd=tmp_path)
     assert two.returncode == 0, two.stderr[-3000:]
     tables = [pd.read_csv(tmp_path / name / "comparison.csv") for name in ("one", "two")]
     for column in ("heads", "select_loss", "test_loss", "test_bleu", "test_beam_chrf"):
@@ -335,8 +335,10 @@ def test_two_processes_equal_one(tmp_path):
 def test_rivals_keep_the_kinds_that_a_price_leaves_whole(tmp_path):
     """Encoder heads have a price; the others were never to go."""
     price = ["--model.budget", "null", "--model.price", "{encoder: 0.5}", "--model.gate_learning_rate", "2.0"]
-    more = ["--compare", "posthoc", "--model.swaps", "12", "--model.minimum_per_layer", "1"]
-    assert main(["--config", write_config(tmp_path), *price, *more, "--run_dir", str(tmp_path / "run")]) == 0
+    assert (
+        fit(tmp_path, *price, "--compare", "posthoc", "--model.swaps", "12", "--model.minimum_per_layer", "1", "--curve", "[]")
+        == 0
+    )
     kept = {}
     for file in (tmp_path / "run" / "masks").glob("*.json"):
         kinds = {"encoder": 0, "decoder": 0, "cross": 0}
@@ -350,25 +352,8 @@ def test_rivals_keep_the_kinds_that_a_price_leaves_whole(tmp_path):
 
 
 def test_a_translator_that_loses_all_its_heads_is_exported(tmp_path):
-    none = ["--model.budget", "0", "--model.freeze_while_pruning", "null", "--compare", "posthoc", "--curve", "[]"]
-    assert main(["--config", write_config(tmp_path), *none, "--run_dir", str(tmp_path / "run")]) == 0
+    none = ["--model.budget", "0", "--model.freeze_while_pruning", "null", "--compare", "none"]
+    assert fit(tmp_path, *none) == 0
     assert json.loads((tmp_path / "run" / "metrics.json").read_text())["run"]["kept"] == 0
     model = load_pruned(tmp_path / "run" / "export")
     assert not [name for name, _ in model.named_parameters() if "k_proj" in name]
-
-
-def test_what_is_kept_of_a_dense_model_that_did_not_improve_is_its_best(tmp_path):
-    """Also if training reaches its end."""
-    alone = ["--model.budget", "null", "--model.prune", "0", "--model.retrain", "0", "--model.finetune", "3"]
-    early = ["--patience", "5", "--model.freeze_while_pruning", "null", "--data.validate_every", "0.5"]
-    assert main(["--config", write_config(tmp_path), *alone, *early, "--run_dir", str(tmp_path / "run")]) == 0
-    dense, final = (
-        torch.load(tmp_path / "run" / "checkpoints" / f"{name}.ckpt", weights_only=True)["state_dict"]
-        for name in ("dense", "final")
-    )
-    torch.testing.assert_close(
-        *({name: tensor for name, tensor in state.items() if "_extra_state" not in name} for state in (dense, final)),
-        rtol=0,
-        atol=0,
-    )
-    assert "no pruning: the dense model" in (tmp_path / "run" / "export" / "README.md").read_text()

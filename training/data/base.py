@@ -5,20 +5,25 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
+import torch
 import xxhash
 from datasets import Dataset
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Sampler
 from transformers import PreTrainedTokenizerBase
 
+from gates.errors import GateError
 from training.config.data import DataOptions
 from training.config.data_base import MORE
 from training.runs import processes
 from training.runs.hashing import add_column
 from training.tasks import Task
+from training.tasks.loading import read_tokenizer
 
 # The order of training batches, as a pure function of a seed: resumable, shardable, grouped by length.
 
@@ -27,12 +32,12 @@ POOL = 50
 
 
 def grouped_batches(lengths: Sequence[int], batch_size: int, *, seed: int) -> list[list[int]]:
-    """One epoch of batches of similar length: every example once, the incomplete last batch dropped.
+    """Return one epoch of batches of similar length: every example once, the incomplete last batch dropped.
 
     Args:
-        lengths: of every example, in tokens.
-        batch_size: examples per batch; if there are fewer examples, one batch holds them all.
-        seed: of the order.
+        lengths: The length of every example, in tokens.
+        batch_size: The examples per batch; if there are fewer examples, one batch holds them all.
+        seed: The seed of the order.
     """
     random = np.random.default_rng(seed)
     order = random.permutation(len(lengths))
@@ -50,27 +55,32 @@ def grouped_batches(lengths: Sequence[int], batch_size: int, *, seed: int) -> li
 
 
 class RunSampler(Sampler[list[int]], ABC):
-    """The batches of a training run over several epochs, for one of several processes, which has every ``world``-th example of
-    each. Batch i is a function of (seed, i) alone, so that a resumed run can start at any.
+    """The batches of row numbers of a training run over several epochs, for one of several processes.
+
+    Batch i is a function of (seed, i) alone, so a resumed run starts at ``first``. Each process takes every ``world``-th
+    example of the same global batch: two processes see what one with twice the batch size sees.
 
     Args:
-        per_epoch: batches in an epoch.
-        epochs: passes over the data, fractions allowed.
-        seed: of the order.
-        first: batches to skip, because they were trained on before.
-        rank, world: this process and how many there are.
+        per_epoch: The number of batches in an epoch.
+        epochs: The number of passes over the data; fractions are allowed.
+        seed: The seed of the order.
+        first: The number of batches to skip, because they were trained on before.
+        rank, world: The number of this process and of all processes.
     """
 
-    def __init__(self, per_epoch: int, *, epochs: float, seed: int, first: int, rank: int, world: int) -> None:
+    def __init__(self, per_epoch: int, *, epochs: float, seed: int = 0, first: int = 0, rank: int = 0, world: int = 1) -> None:
         self.per_epoch, self.total = per_epoch, max(1, round(epochs * per_epoch))
         self.seed, self.first, self.rank, self.world = seed, first, rank, world
 
     @abstractmethod
-    def epoch_batches(self, seed: int) -> list[list[int]]:
-        """The batches of an epoch, over all processes, from a seed of its own."""
+    def epoch_batches(self, epoch: int) -> list[list[int]]:
+        """Return the batches of an epoch over all processes."""
+
+    def seed_of(self, epoch: int) -> int:
+        return self.seed * 1_000_003 + epoch
 
     def __len__(self) -> int:
-        """Batches in the whole run, those skipped included."""
+        """Return the number of batches in the whole run, those skipped included."""
         return self.total
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -78,74 +88,103 @@ class RunSampler(Sampler[list[int]], ABC):
         for index in range(self.first, self.total):
             if index // self.per_epoch != epoch:
                 epoch = index // self.per_epoch
-                batches = self.epoch_batches(self.seed * 1_000_003 + epoch)
+                batches = self.epoch_batches(epoch)
             yield batches[index % self.per_epoch][self.rank :: self.world]
 
 
 class RunBatches(RunSampler):
-    """All batches of a training run, over several epochs, for one of several processes.
-
-    Batch i is a function of (seed, i) alone. A resumed run starts at ``first``; processes take every ``world``-th
-    example of the same global batch, so that two processes see what one with twice the batch size sees.
+    """Batches of a fixed number of examples, grouped by length.
 
     Args:
-        lengths: of every example, in tokens.
-        batch_size: examples per batch and process.
-        epochs: passes over the data, fractions allowed.
-        seed: of the order.
-        first: batches to skip, because they were trained on before.
-        rank, world: this process and how many there are.
+        lengths: The length of every example, in tokens.
+        batch_size: The examples per batch and process.
+        place: The arguments of :class:`RunSampler`.
     """
 
-    def __init__(
-        self,
-        lengths: Sequence[int],
-        batch_size: int,
-        *,
-        epochs: float,
-        seed: int,
-        first: int = 0,
-        rank: int = 0,
-        world: int = 1,
-    ) -> None:
-        self.lengths = lengths
-        self.global_batch = batch_size * world
-        per_epoch = max(1, len(lengths) // self.global_batch)
-        super().__init__(per_epoch, epochs=epochs, seed=seed, first=first, rank=rank, world=world)
+    def __init__(self, lengths: Sequence[int], batch_size: int, *, world: int = 1, **place: Any) -> None:
+        self.lengths, self.global_batch = lengths, batch_size * world
+        super().__init__(max(1, len(lengths) // self.global_batch), world=world, **place)
 
-    def epoch_batches(self, seed: int) -> list[list[int]]:
-        return grouped_batches(self.lengths, self.global_batch, seed=seed)
+    def epoch_batches(self, epoch: int) -> list[list[int]]:
+        return grouped_batches(self.lengths, self.global_batch, seed=self.seed_of(epoch))
 
 
-class StreamBatches(Sampler[list[int]]):
-    """All batches of a training run over a stream, as numbers of its blocks, one behind the other, for one of several
-    processes, which has every ``world``-th block of each.
+class StreamBatches(RunSampler):
+    """Batches of consecutive blocks of a stream, by their numbers.
 
     Args:
-        per_epoch: blocks of an epoch.
-        batch_size: blocks per batch and process.
-        epochs: length of the run, fractions allowed.
-        first: batches to skip, because they were trained on before.
-        rank, world: this process and how many there are.
+        blocks: The number of blocks in an epoch.
+        batch_size: The blocks per batch and process.
+        place: The arguments of :class:`RunSampler`.
 
     >>> list(StreamBatches(6, 1, epochs=1.5, first=1, rank=1, world=2))
     [[3], [5], [7]]
     """
 
-    def __init__(
-        self, per_epoch: int, batch_size: int, *, epochs: float, first: int = 0, rank: int = 0, world: int = 1
-    ) -> None:
+    def __init__(self, blocks: int, batch_size: int, *, world: int = 1, **place: Any) -> None:
         self.size = batch_size * world
-        self.total = max(1, round(epochs * max(1, per_epoch // self.size)))
-        self.first, self.rank, self.world = first, rank, world
+        super().__init__(max(1, blocks // self.size), world=world, **place)
 
-    def __len__(self) -> int:
-        """Batches in the whole run, those skipped included."""
-        return self.total
+    def epoch_batches(self, epoch: int) -> list[list[int]]:
+        first = epoch * self.per_epoch
+        return [list(range(i * self.size, (i + 1) * self.size)) for i in range(first, first + self.per_epoch)]
 
-    def __iter__(self) -> Iterator[list[int]]:
-        for start in range(self.first * self.size, self.total * self.size, self.size):
-            yield list(range(start + self.rank, start + self.size, self.world))
+
+class RunTokenBatches(RunSampler):
+    """Batches of about equally many tokens with little padding.
+
+    Pairs are sorted by target and source length, and cut into batches whose longer side, padding included, has at most
+    ``batch_tokens`` tokens. Pairs of equal lengths are in a new random order in every epoch, and so are the batches. The
+    sorted lengths are the same in every epoch, and with them the cuts: an epoch always has the same number of batches.
+
+    All processes have equally many pairs in every batch, so up to ``world - 1`` pairs of an epoch are left out.
+
+    Args:
+        source, target: The lengths of every pair, in tokens.
+        batch_tokens: The tokens per batch and process; a pair that is longer is a batch of its own.
+        place: The arguments of :class:`RunSampler`.
+    """
+
+    def __init__(
+        self, source: Sequence[int], target: Sequence[int], batch_tokens: int, *, world: int = 1, **place: Any
+    ) -> None:
+        self.source, self.target = np.asarray(source), np.asarray(target)
+        longer = np.maximum(self.source, self.target)[np.lexsort((self.source, self.target))]
+        self.cuts = token_cuts(longer.tolist(), batch_tokens * world, multiple=world)
+        super().__init__(len(self.cuts), world=world, **place)
+
+    def epoch_batches(self, epoch: int) -> list[list[int]]:
+        random = np.random.default_rng(self.seed_of(epoch))
+        shuffled = random.permutation(len(self.source))
+        order = shuffled[np.lexsort((self.source[shuffled], self.target[shuffled]))]
+        batches = [order[start:end] for start, end in self.cuts]
+        return [random.permutation(batches[index]).tolist() for index in random.permutation(len(batches))]
+
+
+def token_cuts(lengths: Sequence[int], budget: int, *, multiple: int = 1) -> list[tuple[int, int]]:
+    """Cut a list of lengths into runs that have at most ``budget`` tokens when they are padded to their longest entry.
+
+    Args:
+        lengths: The lengths, in the order to cut.
+        budget: The tokens per run; a run has at least ``multiple`` entries all the same.
+        multiple: Every run has a multiple of this many entries. Fewer at the end are left out, unless there would be no run.
+
+    Returns:
+        The start and end of every run.
+    """
+    cuts: list[tuple[int, int]] = []
+    start, longest = 0, 0
+    for at in range(0, len(lengths) // multiple * multiple, multiple):
+        end = at + multiple
+        longest_with = max(longest, *lengths[at:end])
+        if at > start and longest_with * (end - start) > budget:
+            cuts.append((start, at))
+            start, longest_with = at, max(lengths[at:end])
+        longest = longest_with
+    end = len(lengths) // multiple * multiple
+    if end > start:
+        cuts.append((start, end))
+    return cuts or [(0, len(lengths))]
 
 
 class SplitBatches(Sampler[list[int]]):
@@ -162,31 +201,53 @@ class SplitBatches(Sampler[list[int]]):
         return iter(self.batches)
 
 
-SPLITS = ("train", "select", "test")
-
-
-def with_more_tests(found: Iterable[str]) -> list[str]:
-    """The names of the three splits and of the further test splits that are found, in the order in which they are."""
-    return [*SPLITS, *(name for name in found if name.startswith(MORE))]
-
-
-@runtime_checkable
-class Batches(Protocol):
-    """Batches of row numbers, with the length of the whole run."""
-
-    def __len__(self) -> int: ...
-    def __iter__(self) -> Any: ...
-
-
 class RunLoader(DataLoader[Any]):
-    """Tells Lightning that this loader can resume: its batch sampler starts at the trainer's own batch count
-    (see :meth:`TaskData.train_dataloader`), so there is no further state."""
+    """A loader that tells Lightning that it can resume. It has no state: its batch sampler starts at the trainer's own batch
+    count (see :meth:`TaskData.train_dataloader`)."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to do."""
+        pass
+
+
+SPLITS = ("train", "select", "test")
+
+
+def with_more_tests(found: Iterable[str]) -> list[str]:
+    """Return the names of the three splits and of the further test splits that are found, in their order."""
+    return [*SPLITS, *(name for name in found if name.startswith(MORE))]
+
+
+def set_aside_rows(rows: int, share: float, what: str, source: str = "file") -> tuple[np.ndarray, np.ndarray]:
+    """Choose a share of the training rows at random for selection, rounded up.
+
+    Args:
+        rows: The number of training rows.
+        share: The share to set aside.
+        what: The name of the rows in an error, such as ``examples``.
+        source: The kind of source in an error, ``file`` or ``folder``.
+
+    Returns:
+        The numbers of the rows for training and for selection, in random order.
+
+    Raises:
+        GateError: If nothing is left to train on.
+    """
+    order = np.random.default_rng(0).permutation(rows)
+    count = int(np.ceil(share * rows))
+    if count >= rows:
+        raise GateError(
+            f"select_fraction is {share}, which leaves nothing of {rows} {what} to train on; give a smaller share, or a "
+            f"--data.select_{source}"
+        )
+    return order[count:], order[:count]
+
+
+def padded(rows: Iterable[Sequence[int]], value: int) -> Tensor:
+    """Return rows of numbers as one tensor, padded on the right to the longest."""
+    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)
 
 
 class TaskData(pl.LightningDataModule, ABC):
@@ -196,11 +257,10 @@ class TaskData(pl.LightningDataModule, ABC):
     ``test`` for the results. Each has a column ``length``, in tokens, by which batches are grouped.
 
     Args:
-        options: what the data are told.
+        options: The options of the data.
 
     Attributes:
-        notices: what the user should know of the data once they are built, such as how many examples were left out; a
-            sentence each.
+        notices: Sentences for the user once the data are built, such as how many examples were left out.
     """
 
     def __init__(self, options: DataOptions) -> None:
@@ -212,56 +272,60 @@ class TaskData(pl.LightningDataModule, ABC):
         self.notices: list[str] = []
 
     def order_by(self, seed: int) -> None:
-        """Have the order of training batches, and the choice of examples on which heads are scored, depend on the seed of a
-        run too: it is added to the data's own. To be called once, before the first loader is made."""
+        """Add the seed of a run to the data's own seed. Call this once, before the first loader is made.
+
+        The seed decides on the order of training batches and on the examples on which heads are scored.
+        """
         self.seed += seed
 
     @property
     def processor(self) -> Any:
-        """What makes a model's inputs of texts or images, once the data are built: the tokenizer, where there are texts."""
+        """The object that makes a model's inputs, once the data are built: the tokenizer, where there are texts."""
         return self.tokenizer
 
     @property
-    @abstractmethod
     def score_batch_size(self) -> int:
-        """Examples per batch when heads are scored."""
+        """The number of examples per batch when heads are scored, by default that of training."""
+        return int(self.options.batch_size)  # type: ignore[attr-defined]
 
     def check_backbone(self, config: Any, name: str) -> None:
-        """Raises :class:`GateError` if a model of this config, called ``name``, cannot be of the task; by default any can."""
+        """Raise :class:`GateError` if a model of this config, called ``name``, cannot be of the task; by default any can."""
 
     @abstractmethod
     def build(self, backbone: str | None, stated_labels: list[str] | None = None) -> None:
-        """Read, check and tokenize everything; does nothing the second time.
+        """Read, check and tokenize everything; do nothing the second time.
 
         Args:
-            backbone: whose tokenizer to use.
-            stated_labels: class names of a fine-tuned backbone, whose order is then kept.
+            backbone: The model whose tokenizer to use.
+            stated_labels: The class names of a fine-tuned backbone, whose order is then kept.
 
         Raises:
-            GateError: for whatever is wrong with the tokenizer or the data.
+            GateError: For a tokenizer or data that cannot be used.
         """
 
     def use_files_of(self, run: Path) -> None:
-        """Take what an earlier run made for its data from its directory, before :meth:`build`; by default there is nothing."""
+        """Take the files that an earlier run made for its data from its directory, before :meth:`build`; by default none."""
 
     def write_files(self, run: Path) -> None:
-        """Keep what was made for the data in the run's directory; by default nothing."""
+        """Keep the files that were made for the data in the run's directory; by default none."""
 
     @property
     @abstractmethod
     def task(self) -> Task:
-        """The task these data are of, once they are built."""
+        """The task of these data, once they are built."""
 
     @abstractmethod
     def collate(self, split: str) -> Any:
-        """What makes a batch of rows of a split: a function that worker processes of any start method can have."""
+        """Return the function that makes a batch of rows of a split. Worker processes must be able to pickle it."""
 
-    @abstractmethod
-    def batches_of_run(self, *, epochs: float, first: int, rank: int, world: int) -> Batches:
-        """The training batches of one of several processes, a function of (seed, position) alone, from ``first`` on."""
+    def batches_of_run(self, *, epochs: float, first: int, rank: int, world: int) -> RunSampler:
+        """Return the training batches of one process from ``first`` on, by default of ``batch_size`` examples of similar
+        length. They must be a function of (seed, position) alone."""
+        lengths, size = self.splits["train"]["length"][:], self.options.batch_size  # type: ignore[attr-defined]
+        return RunBatches(lengths, size, epochs=epochs, seed=self.seed, first=first, rank=rank, world=world)
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """The whole run: every batch of every epoch, from where a resumed run stands."""
+        """Return the whole run: every batch of every epoch, from where a resumed run stands."""
         first = 0
         if self.trainer is not None:
             first = self.trainer.fit_loop.epoch_loop.batch_progress.current.processed  # type: ignore[attr-defined]
@@ -269,17 +333,17 @@ class TaskData(pl.LightningDataModule, ABC):
 
     @property
     def training_rows(self) -> Any:
-        """What training batches are made of, by number: the rows of the training split."""
+        """The rows of training batches, by number: those of the training split."""
         return self.splits["train"]
 
-    def run_batches(self, first: int = 0) -> Batches:
-        """The batches of this process over the whole run; the trainer's module says how many epochs that is."""
+    def run_batches(self, first: int = 0) -> RunSampler:
+        """Return the batches of this process over the whole run; the trainer's module says how many epochs that is."""
         epochs = 1.0 if self.trainer is None else getattr(self.trainer.lightning_module, "epochs", 1.0)
         rank, world = self._place()
         return self.batches_of_run(epochs=epochs, first=first, rank=rank, world=world)
 
     def validation_interval(self, epochs: float) -> float:
-        """Share of a run between validations: once per epoch."""
+        """Return the share of a run between validations: by default one epoch."""
         return min(1.0, 1.0 / epochs)
 
     def val_dataloader(self) -> DataLoader[Any]:
@@ -290,29 +354,30 @@ class TaskData(pl.LightningDataModule, ABC):
 
     @property
     def more_tests(self) -> list[str]:
-        """Further splits for results, such as ``test_mismatched``, by name; mostly none."""
+        """The names of further splits for results, such as ``test_mismatched``."""
         return sorted(name for name in self.splits if name.startswith(MORE))
 
     def more_test_dataloader(self, split: str) -> DataLoader[Any]:
-        """One of :attr:`more_tests`."""
+        """Return the loader of one of :attr:`more_tests`."""
         return self._split_loader(split, self.options.eval_batch_size)
 
     def score_dataloader(self) -> DataLoader[Any]:
-        """The training examples on which heads are scored: a random choice of ``score_rows``."""
+        """Return the training examples on which heads are scored: a random choice of ``score_rows``."""
         if "score" not in self.splits:
             rows = np.random.default_rng(self.seed).permutation(self.splits["train"].num_rows)[: self.options.score_rows]
             self.splits["score"] = self.splits["train"].select(np.sort(rows))
         return self._split_loader("score", self.score_batch_size)
 
     def score_places(self) -> range:
-        """The number that each example of this process's :meth:`score_dataloader` has among those of all processes, in its
-        order; the numbers count all of them from 0."""
+        """Return the numbers of this process's examples of :meth:`score_dataloader` among those of all processes."""
         rank, world = self._place()
         return range(rank, min(self.options.score_rows, self.splits["train"].num_rows), world)
 
     def calibration_dataloaders(self, rows: int) -> tuple[DataLoader[Any], DataLoader[Any]]:
-        """Two disjoint halves of ``rows`` training examples chosen at random, other ones than :meth:`score_dataloader`'s as
-        far as there are enough."""
+        """Return two disjoint halves of ``rows`` training examples chosen at random.
+
+        As far as there are enough, they are other examples than those of :meth:`score_dataloader`.
+        """
         order = np.random.default_rng(self.seed).permutation(self.splits["train"].num_rows)
         chosen = np.roll(order, -self.options.score_rows)[:rows]
         loaders = []
@@ -323,11 +388,11 @@ class TaskData(pl.LightningDataModule, ABC):
 
     @property
     def order(self) -> str:
-        """All that decides on the order of training batches, beside the data."""
+        """Everything besides the data that decides on the order of training batches."""
         return f"{self.score_batch_size} {self.options.score_rows} {self.seed}"
 
     def fingerprint(self) -> str:
-        """A hash of the encoded splits and of the order of training batches."""
+        """Return a hash of the encoded splits and of the order of training batches."""
         digest = xxhash.xxh3_128(self.order.encode())
         for name in (*SPLITS, *self.more_tests):
             for column in self.splits[name].column_names:
@@ -336,8 +401,7 @@ class TaskData(pl.LightningDataModule, ABC):
         return digest.hexdigest()
 
     def _place(self) -> tuple[int, int]:
-        """Which of how many processes this is; heads may be scored before any trainer has had the data."""
-        if self.trainer is None:
+        if self.trainer is None:  # heads may be scored before any trainer has had the data
             return processes.rank(), processes.world_size()
         return self.trainer.global_rank, self.trainer.world_size
 
@@ -356,77 +420,23 @@ class TaskData(pl.LightningDataModule, ABC):
         )
 
 
-# Training batches of about equally many tokens, as a pure function of a seed: resumable, shardable, with little padding.
+class WithOwnTokenizer(TaskData):
+    """Data whose tokenizer is named, the backbone's, or trained on the training texts and kept with the run."""
 
+    def __init__(self, options: DataOptions) -> None:
+        super().__init__(options)
+        self.tokenizer_name: str | None = options.tokenizer  # type: ignore[attr-defined]
 
-class RunTokenBatches(RunSampler):
-    """All batches of a training run, over several epochs, for one of several processes.
+    def use_files_of(self, run: Path) -> None:
+        """Take over the tokenizer that an earlier run trained: its weights mean nothing with another."""
+        if self.tokenizer_name is None and (run / "tokenizer").is_dir():
+            self.tokenizer_name = str(run / "tokenizer")
 
-    Pairs are sorted by target and source length, and cut into batches whose longer side, padding included, has at most
-    ``batch_tokens`` tokens. Pairs of equal lengths are in a new random order in every epoch, and so are the batches. The
-    sorted lengths are the same in every epoch, and with them the cuts: an epoch always has the same number of batches.
+    def write_files(self, run: Path) -> None:
+        assert self.tokenizer is not None
+        self.tokenizer.save_pretrained(run / "tokenizer")
 
-    Batch i is a function of (seed, i) alone. A resumed run starts at ``first``; processes take every ``world``-th pair of
-    the same global batch of ``world`` times the tokens, and all have equally many in every batch, for which up to
-    ``world - 1`` pairs of an epoch are left out.
-
-    Args:
-        source, target: lengths of every pair, in tokens.
-        batch_tokens: per batch and process; a pair that is longer is a batch of its own.
-        epochs: passes over the data, fractions allowed.
-        seed: of the order.
-        first: batches to skip, because they were trained on before.
-        rank, world: this process and how many there are.
-    """
-
-    def __init__(
-        self,
-        source: Sequence[int],
-        target: Sequence[int],
-        batch_tokens: int,
-        *,
-        epochs: float,
-        seed: int,
-        first: int = 0,
-        rank: int = 0,
-        world: int = 1,
-    ) -> None:
-        self.source, self.target = np.asarray(source), np.asarray(target)
-        sorted_by_length = np.lexsort((self.source, self.target))
-        longer = np.maximum(self.source, self.target)[sorted_by_length]
-        self.cuts = token_cuts(longer.tolist(), batch_tokens * world, multiple=world)
-        super().__init__(len(self.cuts), epochs=epochs, seed=seed, first=first, rank=rank, world=world)
-
-    def epoch_batches(self, seed: int) -> list[list[int]]:
-        random = np.random.default_rng(seed)
-        shuffled = random.permutation(len(self.source))
-        order = shuffled[np.lexsort((self.source[shuffled], self.target[shuffled]))]
-        batches = [order[start:end] for start, end in self.cuts]
-        return [random.permutation(batches[index]).tolist() for index in random.permutation(len(batches))]
-
-
-def token_cuts(lengths: Sequence[int], budget: int, *, multiple: int = 1) -> list[tuple[int, int]]:
-    """Cut a list of lengths into runs of which each, padded to its longest, has at most ``budget`` tokens.
-
-    Args:
-        lengths: in the order to cut.
-        budget: tokens per run; a run has at least ``multiple`` entries all the same.
-        multiple: every run has a multiple of this many entries; fewer than that at the end are left out, unless there would
-            be no run at all.
-
-    Returns:
-        Start and end of every run.
-    """
-    cuts: list[tuple[int, int]] = []
-    start, longest = 0, 0
-    for at in range(0, len(lengths) // multiple * multiple, multiple):
-        end = at + multiple
-        longest_with = max(longest, *lengths[at:end])
-        if at > start and longest_with * (end - start) > budget:
-            cuts.append((start, at))
-            start, longest_with = at, max(lengths[at:end])
-        longest = longest_with
-    end = len(lengths) // multiple * multiple
-    if end > start:
-        cuts.append((start, end))
-    return cuts or [(0, len(lengths))]
+    def named_tokenizer(self, backbone: str | None) -> PreTrainedTokenizerBase | None:
+        """Return the tokenizer that is named or the backbone's; None if one is to be trained."""
+        name = self.tokenizer_name or backbone
+        return None if name is None else read_tokenizer(name)

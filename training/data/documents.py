@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
 import os
-import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import chain, count, islice
@@ -19,7 +17,6 @@ import torch
 import xxhash
 from datasets import Dataset, Features, IterableDataset, Value
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 from gates.errors import GateError, first_line
@@ -27,28 +24,27 @@ from gates.export.checkpoint import check_known
 from training.config.data import DocumentOptions, Documents
 from training.config.data_base import MORE
 from training.config.text import DocumentsAre
-from training.data.base import Batches, RunBatches, StreamBatches, TaskData, with_more_tests
-from training.data.files import check_text
+from training.data.base import StreamBatches, WithOwnTokenizer, padded, with_more_tests
+from training.data.files import check_text, check_there, open_text
 from training.data.text import read_file, read_hub
 from training.data.translation import train_subwords
 from training.runs import progress
 from training.runs.hashing import probed
 from training.tasks.base import IGNORED, encode_documents
 from training.tasks.causal_lm import CausalLM, check_causal
-from training.tasks.loading import read_tokenizer
 
 # Documents of token ids as blocks of a fixed length. Pure functions.
 
 
 @dataclass
 class Block:
-    """Inputs of a language model with what each is to predict.
+    """Inputs of a language model with the tokens that they are to predict.
 
     Args:
-        input_ids: tokens ``[length]`` of one or several documents, or parts of them, one behind the other.
-        labels: the token that comes next in the same document, for each of them; the block need not hold it as an input.
-        starts: places where a document, or a part of one, begins.
-        shares: of each of them, the number of its document and the share of that document's predictions that are here.
+        input_ids: The tokens ``[length]`` of one or several documents, or parts of them, one after another.
+        labels: The token that comes next in the same document, for each of them; the block need not hold it as an input.
+        starts: The places where a document, or a part of one, begins.
+        shares: For each of them, the number of its document and the share of that document's predictions that are here.
     """
 
     input_ids: list[int] = field(default_factory=list)
@@ -58,15 +54,15 @@ class Block:
 
 
 def packed(documents: Iterable[Sequence[int]], length: int, *, packing: bool = True) -> Iterator[Block]:
-    """Cut documents into blocks so that every token behind a document's first is predicted exactly once.
+    """Cut documents into blocks so that every token after a document's first is predicted exactly once.
 
-    A document that does not fit into what is left of a block goes on in the next one, where it sees nothing of its beginning.
-    Of the documents no more are asked for than the next block needs.
+    A document that does not fit into the rest of a block continues in the next one, where it sees nothing of its beginning.
+    No more documents are read than the next block needs.
 
     Args:
-        documents: ids of each, from the token that it begins with to the one that it ends with; at least two.
-        length: of a block.
-        packing: whether a block may hold several documents.
+        documents: The ids of each document, from its start token to its end token; at least two.
+        length: The length of a block.
+        packing: Whether a block may hold several documents.
 
     >>> found = packed([[1, 5, 2], [1, 6, 7, 8, 2]], 4)
     >>> [(block.input_ids, block.labels, block.starts) for block in found]
@@ -95,7 +91,7 @@ def packed(documents: Iterable[Sequence[int]], length: int, *, packing: bool = T
 
 
 def positions(starts: Sequence[int], length: int) -> list[int]:
-    """The place of every token in its document, or part of one, ``[length]``: it starts again at each of ``starts``.
+    """Return the place of every token in its document, or part of one, ``[length]``: it starts again at each of ``starts``.
 
     >>> positions([0, 2], 5)
     [0, 1, 0, 1, 2]
@@ -106,17 +102,12 @@ def positions(starts: Sequence[int], length: int) -> list[int]:
 
 # What all running text has in common: a tokenizer, documents cut into blocks, and batches of them.
 
-TOKENIZER = "tokenizer"
-"""Folder of the tokenizer in a run's directory."""
-ENCODED_AT_ONCE = 1000
-"""Documents."""
-
 
 def text_column(split: str, columns: Sequence[str], wanted: str | None) -> str:
-    """The column of documents in a split: the one that is wanted, the one called text, or the only one.
+    """Return the column of documents in a split: the one that is wanted, the one called text, or the only one.
 
     Raises:
-        GateError: if there is none.
+        GateError: If there is none.
     """
     if wanted is None:
         wanted = "text" if "text" in columns or len(columns) != 1 else columns[0]
@@ -126,26 +117,18 @@ def text_column(split: str, columns: Sequence[str], wanted: str | None) -> str:
     return wanted
 
 
-class TextBlocks(TaskData):
+class TextBlocks(WithOwnTokenizer):
     """Documents of running text, cut into blocks of ``max_length`` tokens. Subclasses read the documents.
 
     Args:
-        options: what the data are told.
+        options: The options of the data.
     """
 
     options: DocumentOptions
 
-    def __init__(self, options: DocumentOptions) -> None:
-        super().__init__(options)
-        self.tokenizer_name: str | None = options.tokenizer
-
-    @property
-    def score_batch_size(self) -> int:
-        return self.options.batch_size
-
     @abstractmethod
     def load_documents(self) -> dict[str, list[str]]:
-        """The texts of the three splits, and of further test splits."""
+        """Return the texts of the three splits, and of further test splits."""
 
     def check_backbone(self, config: Any, name: str) -> None:
         check_causal(config, name)
@@ -159,43 +142,29 @@ class TextBlocks(TaskData):
             if not any(map(str.strip, documents[name])):
                 raise GateError(f"the {name} split has no text; expected at least one document")
         self.tokenizer = self.load_tokenizer(backbone, documents["train"])
-        self.splits = {name: self._encode(name, documents[name]) for name in names}
+        self.splits = {name: self.as_split(name, self.rows_of(documents[name], at_once=1000)) for name in names}
         check_known(self.tokenizer, self.splits["train"]["input_ids"], repr(self.tokenizer.name_or_path))
 
-    def use_files_of(self, run: Path) -> None:
-        """A vocabulary that was trained for the earlier run: its weights mean nothing with another."""
-        if self.tokenizer_name is None and (run / TOKENIZER).is_dir():
-            self.tokenizer_name = str(run / TOKENIZER)
-
-    def write_files(self, run: Path) -> None:
-        assert self.tokenizer is not None
-        self.tokenizer.save_pretrained(run / TOKENIZER)
-
     def load_tokenizer(self, backbone: str | None, texts: Iterable[str]) -> PreTrainedTokenizerBase:
-        """The tokenizer that is named, the backbone's, or a new one of the training texts."""
-        name = self.tokenizer_name or backbone
-        if name is not None:
-            return read_tokenizer(name)
+        """Return the tokenizer that is named, the backbone's, or a new one of the training texts."""
         options = self.options
-        return train_subwords(texts, kind=options.subwords, vocab_size=options.vocab_size, max_length=options.max_length)
-
-    def _encode(self, name: str, texts: Iterable[str]) -> Dataset:
-        """The blocks of a split."""
-        return self.as_split(name, self.rows_of(texts, at_once=ENCODED_AT_ONCE))
+        return self.named_tokenizer(backbone) or train_subwords(
+            texts, kind=options.subwords, vocab_size=options.vocab_size, max_length=options.max_length
+        )
 
     def rows_of(self, texts: Iterable[str], *, at_once: int) -> Iterator[dict[str, Any]]:
-        """Blocks of texts as they come, each with the bytes and words of the text that it stands for.
+        """Yield blocks of texts as they come, each with the bytes and words of the text that it stands for.
 
         Args:
-            texts: of documents; those that say nothing are left out.
-            at_once: documents that are read and tokenized together.
+            texts: The texts of documents; blank ones are left out.
+            at_once: The number of documents that are read and tokenized together.
         """
         assert self.tokenizer is not None
         tokenizer, sizes = self.tokenizer, dict[int, tuple[int, int]]()
 
         def encoded() -> Iterator[list[int]]:
-            said, number = (text for text in texts if text.strip()), count()
-            while several := list(islice(said, at_once)):
+            written, number = (text for text in texts if text.strip()), count()
+            while several := list(islice(written, at_once)):
                 for text, ids in zip(several, encode_documents(tokenizer, several), strict=True):
                     sizes[next(number)] = (len(text.encode()), len(text.split()))
                     yield ids
@@ -209,29 +178,27 @@ class TextBlocks(TaskData):
                 "words": sum(sizes[number][1] * part for number, part in block.shares),
                 "length": len(block.input_ids),
             }
-            last, _ = block.shares[-1]  # which may go on in the next block
+            last, _ = block.shares[-1]  # which may continue in the next block
             while (oldest := next(iter(sizes))) < last:
                 del sizes[oldest]
 
-    def as_split(self, name: str, rows: Iterable[Mapping[str, Any]]) -> Dataset:
-        """Blocks as a split."""
-        rows = list(rows)
-        if name != "train":
-            self._notice_unknown(name, [row["labels"] for row in rows])
-        columns = ("input_ids", "labels", "starts", "bytes", "words", "length")
-        return Dataset.from_dict({column: [row[column] for row in rows] for column in columns})
+    def as_split(self, name: str, rows: Iterable[dict[str, Any]]) -> Dataset:
+        """Return blocks as a split, and note how many tokens the tokenizer does not know.
 
-    def _notice_unknown(self, name: str, labels: Sequence[Sequence[int]]) -> None:
-        """A model predicts one unknown token for all that the tokenizer does not know, so perplexities leave that out."""
+        A model predicts one unknown token for all of them, so perplexities leave out their words.
+        """
+        rows = list(rows)
+        columns = ("input_ids", "labels", "starts", "bytes", "words", "length")
+        split = Dataset.from_dict({column: [row[column] for row in rows] for column in columns})
         unknown = None if self.tokenizer is None else self.tokenizer.unk_token_id
-        if unknown is None or unknown == getattr(self.tokenizer, "eos_token_id", None):  # GPT-2 names its end token so too
-            return
-        found, total = sum(list(own).count(unknown) for own in labels), sum(map(len, labels))
-        if found:
+        is_end = unknown == getattr(self.tokenizer, "eos_token_id", None)  # GPT-2 names its end token so too
+        found = 0 if unknown is None or is_end else sum(row["labels"].count(unknown) for row in rows)
+        if name != "train" and found:
             self.notices.append(
-                f"{found} of {total} tokens of the {name} split are unknown to the tokenizer; a perplexity per word or byte is "
-                "too low by what they would have said"
+                f"{found} of {sum(row['length'] for row in rows)} tokens of the {name} split are unknown to the tokenizer; a "
+                "perplexity per word or byte leaves them out and is too low"
             )
+        return split
 
     @property
     def task(self) -> CausalLM:
@@ -240,16 +207,12 @@ class TextBlocks(TaskData):
     def collate(self, split: str) -> StackBlocks:
         return StackBlocks(packing=self.options.packing)
 
-    def batches_of_run(self, *, epochs: float, first: int, rank: int, world: int) -> Batches:
-        lengths = self.splits["train"]["length"][:]
-        return RunBatches(lengths, self.options.batch_size, epochs=epochs, seed=self.seed, first=first, rank=rank, world=world)
-
 
 class StackBlocks:
     """Makes a batch: blocks padded on the right to the longest; labels are -100 there.
 
     Args:
-        packing: whether blocks hold several documents; they have positions that start again with each, and no mask then.
+        packing: Whether blocks hold several documents; they have positions that start again with each, and no mask then.
     """
 
     def __init__(self, *, packing: bool) -> None:
@@ -257,8 +220,8 @@ class StackBlocks:
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
         batch = {
-            "input_ids": _padded([row["input_ids"] for row in rows], 0),
-            "labels": _padded([row["labels"] for row in rows], IGNORED),
+            "input_ids": padded([row["input_ids"] for row in rows], 0),
+            "labels": padded([row["labels"] for row in rows], IGNORED),
             "bytes": torch.tensor([row["bytes"] for row in rows], dtype=torch.float64),
             "words": torch.tensor([row["words"] for row in rows], dtype=torch.float64),
         }
@@ -270,21 +233,14 @@ class StackBlocks:
         return batch | {"position_ids": torch.tensor([positions(own, longest) for own in starts])}
 
 
-def _padded(rows: list[list[int]], value: int) -> Tensor:
-    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)
-
-
 class DocumentsData(TextBlocks):
-    """Documents of the user's own.
+    """Documents of the user's own, read whole.
 
     Args:
-        options: what the data are told.
+        options: The options of the data.
     """
 
     options: Documents
-
-    def __init__(self, options: Documents) -> None:
-        super().__init__(options)
 
     def load_documents(self) -> dict[str, list[str]]:
         options = self.options
@@ -312,36 +268,55 @@ class DocumentsData(TextBlocks):
 
 
 def read_documents(file: str, documents: DocumentsAre) -> list[str]:
-    """The documents of a text file, ``.gz`` too, without those that are empty.
+    """Read the documents of a text file, ``.gz`` too, without those that are empty.
 
     Args:
-        file: path.
-        documents: where a document ends: at a ``blank_line``, with each ``line``, or with the ``file``.
+        file: The path.
+        documents: Where a document ends: at a ``blank_line``, with each ``line``, or with the ``file``.
 
     Raises:
-        GateError: if it is missing, empty, not UTF-8 or not whole.
+        GateError: If it is missing, empty, not UTF-8 or not whole.
     """
-    path = Path(file)
-    if not path.is_file():
-        raise GateError(f"the data file {file!r} does not exist; check the path")
-    check_text(path, "text")
-    content = (gzip.decompress if path.suffix == ".gz" else bytes)(path.read_bytes())
-    text = content.decode("utf-8-sig").replace("\r\n", "\n")
-    parts = [text] if documents == "file" else text.split("\n") if documents == "line" else re.split(r"\n[^\S\n]*\n", text)
-    return [stripped for part in parts if (stripped := part.strip())]
+    check_there(file)
+    check_text(file)
+    return list(stream_documents(file, documents))
+
+
+def stream_documents(file: str, documents: DocumentsAre, longest: int | None = None) -> Iterator[str]:
+    """Yield the documents of a text file one after another; see :func:`read_documents`.
+
+    Raises:
+        GateError: For a document of more than ``longest`` characters.
+    """
+    lines: list[str] = []
+    size = 0
+    with open_text(file) as stream:
+        for line in stream:
+            lines.append(line.replace("\r\n", "\n"))
+            size += len(line)
+            if longest is not None and size > longest:
+                raise GateError(
+                    f"a document of {file!r} has more than {longest:,} characters; see --data.documents for where documents end"
+                )
+            if documents == "line" or (documents == "blank_line" and not line.strip()):
+                if text := "".join(lines).strip():
+                    yield text
+                lines, size = [], 0
+    if text := "".join(lines).strip():
+        yield text
 
 
 def set_aside(documents: list[str], fraction: float) -> tuple[list[str], list[str]]:
-    """Documents chosen at random set aside, at least one; a text that occurs again is on one side alone.
+    """Set documents aside at random, at least one; a text that occurs again is on one side alone.
 
     Raises:
-        GateError: if there is one document alone.
+        GateError: If there is one document alone.
     """
     distinct = list(dict.fromkeys(documents))
     if len(distinct) < 2:
         raise GateError(
-            "the train split has one document, of which no part can be set aside; give a --data.select_file, or say with "
-            "--data.documents where documents end"
+            "the train split has one document, so no part can be set aside; give a --data.select_file, or set "
+            "--data.documents to where documents end"
         )
     order = np.random.default_rng(0).permutation(len(distinct))
     taken = {distinct[index] for index in order[: min(len(distinct) - 1, max(1, round(fraction * len(distinct))))]}
@@ -361,10 +336,10 @@ class TextStream:
     """The texts of a split, which can be read any number of times, in as many orders as there are seeds.
 
     Args:
-        name: of the split.
-        rows: with a column of texts.
-        column: its name.
-        content: what tells the split from another one.
+        name: The name of the split.
+        rows: The rows, with a column of texts.
+        column: The name of that column.
+        content: A key that tells the split from another one.
     """
 
     name: str
@@ -373,14 +348,14 @@ class TextStream:
     content: str
 
     def texts(self, seed: int | None = None, buffer: int = 1) -> Iterator[str]:
-        """All texts.
+        """Yield all texts.
 
         Args:
-            seed: of their order; None for the one that they have.
-            buffer: texts among which the next one is drawn.
+            seed: The seed of their order; None for the order that they have.
+            buffer: The number of texts among which the next one is drawn.
 
         Raises:
-            GateError: if the data turn out to be damaged, or no texts.
+            GateError: If the data turn out to be damaged, or no texts.
         """
         rows = self.rows if seed is None or buffer == 1 else self.rows.shuffle(seed=seed, buffer_size=buffer)
         for number, row in enumerate(self._read(rows), start=1):
@@ -400,10 +375,10 @@ class TextStream:
 
 
 def open_streams(options: Documents) -> dict[str, TextStream]:
-    """The splits that there are, by our names; nothing but their beginnings is read.
+    """Return the splits that exist, by our names; only their beginnings are read.
 
     Raises:
-        GateError: for data that are not there, of a form that cannot be streamed, or without a column of texts.
+        GateError: For data that are missing, of a form that cannot be streamed, or without a column of texts.
     """
     if options.dataset is not None:
         return _of_hub(options, options.dataset)
@@ -411,13 +386,11 @@ def open_streams(options: Documents) -> dict[str, TextStream]:
 
 
 def _of_file(name: str, file: str, options: Documents) -> TextStream:
-    if not os.path.isfile(file):
-        raise GateError(f"the {name} file {file!r} does not exist; check the path")
+    check_there(file, name)
     ending = Path(file.removesuffix(".gz")).suffix
     if ending == ".txt":
-        rows = IterableDataset.from_generator(
-            _rows_of_text, Features({"text": Value("string")}), {"file": file, "documents": options.documents}
-        )
+        given = {"file": file, "documents": options.documents}
+        rows = IterableDataset.from_generator(_rows_of_text, Features({"text": Value("string")}), given)
         return TextStream(name, rows, "text", probed(file))
     if ending not in BUILDERS:
         raise GateError(
@@ -431,8 +404,13 @@ def _of_file(name: str, file: str, options: Documents) -> TextStream:
     return TextStream(name, rows, _column(name, rows, options), probed(file))
 
 
+def _rows_of_text(file: str, documents: DocumentsAre) -> Iterator[dict[str, str]]:
+    for text in stream_documents(file, documents, LONGEST):
+        yield {"text": text}
+
+
 def _of_hub(options: Documents, dataset: str) -> dict[str, TextStream]:
-    """Splits of a data set of the hub, or of a folder as ``datasets`` reads it, in as many files as it has."""
+    """Return splits of a data set of the hub, or of a folder as ``datasets`` reads it."""
     where = f"{dataset!r}" + (f" ({options.subset})" if options.subset else "")
     try:
         builder = datasets.load_dataset_builder(dataset, options.subset)
@@ -455,7 +433,6 @@ def _of_hub(options: Documents, dataset: str) -> dict[str, TextStream]:
 
 
 def _column(name: str, rows: IterableDataset, options: Documents) -> str:
-    """The column of texts."""
     try:
         with closing(iter(rows)) as found:
             columns = rows.column_names or [*next(found)]
@@ -466,49 +443,21 @@ def _column(name: str, rows: IterableDataset, options: Documents) -> str:
     return text_column(name, columns, options.text_column)
 
 
-def _rows_of_text(file: str, documents: DocumentsAre) -> Iterator[dict[str, str]]:
-    for text in stream_documents(file, documents):
-        yield {"text": text}
-
-
-def stream_documents(file: str, documents: DocumentsAre) -> Iterator[str]:
-    """The documents of a text file, ``.gz`` too, one behind the other; see :func:`training.data.documents.read_documents`."""
-    opener: Any = gzip.open if file.endswith(".gz") else open
-    lines: list[str] = []
-    size = 0
-    with opener(file, "rt", encoding="utf-8-sig", newline=None) as stream:
-        for line in stream:
-            lines.append(line)
-            size += len(line)
-            if size > LONGEST:
-                raise GateError(
-                    f"a document of {file!r} has more than {LONGEST:,} characters; see --data.documents for where documents end"
-                )
-            if documents == "line" or not line.strip():
-                if text := "".join(lines).strip():
-                    yield text
-                lines, size = [], 0
-    if text := "".join(lines).strip():
-        yield text
-
-
-# Running text that is read while the run goes on, so that memory does not depend on how much of it there is.
+# Running text that is read during training, so that memory does not depend on its length.
 #
 # Documents are packed as they come. A block of the stream is known by its number: it is a function of the data, the seed and
-# the number, so that a run that is resumed finds the block that it stopped at, by reading up to it.
+# the number. A resumed run finds the block that it stopped at by reading up to it.
 
 AT_ONCE = 100
 """Documents that are tokenized together."""
-OF_VOCABULARY = 10_000
-"""Documents, at most, of which a vocabulary is trained."""
 LIMITS = {"train": "kept_blocks", "select": "select_blocks"}
-"""Options that say how many blocks of a split are kept; of every test split it is ``test_blocks``."""
+"""Options for the number of blocks of a split that are kept; for every test split it is ``test_blocks``."""
 FAR = 1000
-"""Blocks to be read over, from which on it is told."""
+"""Blocks to be read over, from which on progress is shown."""
 
 
 def documents_data(options: Documents) -> TextBlocks:
-    """The data module of the user's own documents: read whole, or as a stream."""
+    """Return the data module of the user's own documents: read whole, or as a stream."""
     return StreamedDocumentsData(options) if options.streaming else DocumentsData(options)
 
 
@@ -516,7 +465,7 @@ class StreamedRows:
     """Rows of an endless stream by number, cheap where numbers rise.
 
     Args:
-        begin: gives the rows from the first on.
+        begin: A function that gives the rows from the first on.
     """
 
     def __init__(self, begin: Callable[[], Iterator[dict[str, Any]]]) -> None:
@@ -525,7 +474,7 @@ class StreamedRows:
         self._next = 0
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        """A row; what lies before it is read over, from the beginning where the number is lower than the last one."""
+        """Return a row; rows before it are read over, from the beginning where the number is lower than the last one."""
         if self._rows is None or number < self._next:
             self._rows, self._next = self.begin(), 0
         between = range(self._next, number)
@@ -538,11 +487,12 @@ class StreamedRows:
 class StreamedDocumentsData(TextBlocks):
     """Documents of the user's own, as a stream.
 
-    Training blocks are taken from it as they are needed. Kept in memory are the splits by which heads are scored and chosen and
-    results are told: the first blocks of each, as many as the options say. The training split among them is a sample.
+    Training blocks are taken from it as they are needed. The splits by which heads are scored and chosen and on which results
+    are computed are kept in memory: the first blocks of each, as many as the options say. The training split among them is a
+    sample.
 
     Args:
-        options: what the data are told.
+        options: The options of the data.
     """
 
     options: Documents
@@ -561,7 +511,7 @@ class StreamedDocumentsData(TextBlocks):
         options = self.options
         self.streams = open_streams(options)
         seed = options.seed  # splits are the same for all seeds of runs
-        self.tokenizer = self.load_tokenizer(backbone, islice(self._texts("train", seed), OF_VOCABULARY))
+        self.tokenizer = self.load_tokenizer(backbone, islice(self._texts("train", seed), 10_000))
         for name in with_more_tests(self.streams):
             limit = LIMITS.get(name, "test_blocks")
             rows = self.rows_of(self._texts(name, seed if name == "train" else None), at_once=AT_ONCE)
@@ -576,19 +526,17 @@ class StreamedDocumentsData(TextBlocks):
         check_known(self.tokenizer, self.splits["train"]["input_ids"], repr(self.tokenizer.name_or_path))
 
     def _texts(self, name: str, seed: int | None) -> Iterator[str]:
-        """The texts of a split once. Without a selection split of its own, a hash of each training text says on which side it
-        is, so that one that occurs again is on the same."""
+        """Yield the texts of a split once. Without a selection split of its own, a hash of each training text decides on its
+        side, so that one that occurs again is on the same."""
         stream = self.streams.get(name) or self.streams["train"]
         texts = stream.texts(seed, self.options.shuffle_buffer)
         if name not in ("train", "select") or "select" in self.streams:
             return texts
-        return (text for text in texts if self._is_set_aside(text) == (name == "select"))
-
-    def _is_set_aside(self, text: str) -> bool:
-        return xxhash.xxh3_64_intdigest(text.encode()) < self.options.select_fraction * 2**64
+        limit = self.options.select_fraction * 2**64
+        return (text for text in texts if (xxhash.xxh3_64_intdigest(text.encode()) < limit) == (name == "select"))
 
     def _endless(self) -> Iterator[dict[str, Any]]:
-        """The blocks of the training texts, over and over, in a new order each time."""
+        """Yield the blocks of the training texts, over and over, in a new order each time."""
         passes = (self._texts("train", self.seed * 1_000_003 + number) for number in count())
         return self.rows_of(chain.from_iterable(passes), at_once=AT_ONCE)
 
@@ -600,12 +548,12 @@ class StreamedDocumentsData(TextBlocks):
 
     def batches_of_run(self, *, epochs: float, first: int, rank: int, world: int) -> StreamBatches:
         blocks = self.options.train_blocks
-        assert blocks is not None  # as the options have seen to
+        assert blocks is not None  # the options have checked it
         return StreamBatches(blocks, self.options.batch_size, epochs=epochs, first=first, rank=rank, world=world)
 
     @property
     def order(self) -> str:
         options = self.options
         content = [f"{name} {stream.column} {stream.content}" for name, stream in self.streams.items()]
-        told = f"{options.train_blocks} {options.shuffle_buffer} {options.select_fraction} {options.documents}"
-        return " ".join([super().order, told, *content])
+        settings = f"{options.train_blocks} {options.shuffle_buffer} {options.select_fraction} {options.documents}"
+        return " ".join([super().order, settings, *content])

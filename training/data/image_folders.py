@@ -1,4 +1,4 @@
-"""Folders with a folder of images for each class. Nothing here loads PyTorch, so that a wrong folder is told at once."""
+"""Folders with a folder of images for each class. Nothing here loads PyTorch, so a wrong folder is refused at once."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from gates.errors import GateError, first_line
+from training.data.labels import in_order
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 UNBOUNDED = {"I": "whole numbers of 32 bits", "F": "decimal numbers"}
@@ -21,9 +22,9 @@ class Folder(NamedTuple):
     """The images of a folder.
 
     Args:
-        files: paths, in order.
-        classes: of each, the name of its folder.
-        others: files in folders of classes that are no images by their endings.
+        files: The paths, in order.
+        classes: The class of each image, which is the name of its folder.
+        others: The number of files in folders of classes that are no images by their endings.
     """
 
     files: list[str]
@@ -32,10 +33,10 @@ class Folder(NamedTuple):
 
 
 def read_folder(folder: str, split: str) -> Folder:
-    """The images in a folder's folders, whose names are the classes; hidden files are passed over.
+    """Return the images in a folder's folders, whose names are the classes; hidden files are passed over.
 
     Raises:
-        GateError: if it is missing, has no folders, or one of them has no image.
+        GateError: If it is missing, has no folders, or one of them has no image.
     """
     if not Path(folder).is_dir():
         raise GateError(f"the {split} folder {folder!r} does not exist; check the path")
@@ -56,15 +57,15 @@ def read_folder(folder: str, split: str) -> Folder:
 
 
 def check_image_classes(classes: Mapping[str, list[str]]) -> list[str]:
-    """The classes of the training images, sorted.
+    """Return the classes of the training images, in order.
 
     Args:
-        classes: of the images of each split, ``train`` among them.
+        classes: The classes of the images of each split, with ``train`` among them.
 
     Raises:
-        GateError: for one class alone, and a class of another split that is not among them.
+        GateError: For one class alone, and a class of another split that is not among them.
     """
-    known = sorted(set(classes["train"]), key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
+    known = in_order(classes["train"])
     if len(known) < 2:
         raise GateError(f"all training images have the class {known[0]!r}; expected at least two classes")
     for split, own in classes.items():
@@ -74,30 +75,26 @@ def check_image_classes(classes: Mapping[str, list[str]]) -> list[str]:
 
 
 def open_image(content: bytes, name: str) -> Image.Image:
-    """An image in red, green and blue of 8 bits each, turned as its camera says. Of 16 bits the upper 8 are taken.
+    """Return an image in red, green and blue of 8 bits each, turned as its camera says. Of 16 bits the upper 8 are taken.
 
     Args:
-        content: of the file.
-        name: what an error calls it.
+        content: The content of the file.
+        name: The name of the image in an error.
 
     Raises:
-        GateError: if it is no image, not whole, or of numbers of which nobody knows how large they can be.
+        GateError: If it is no image, not whole, or of numbers whose largest value is not known.
     """
     try:
         with Image.open(BytesIO(content)) as image:
-            if image.mode not in UNBOUNDED:
-                return _of_8_bits(ImageOps.exif_transpose(image)).convert("RGB")
             mode = image.mode
+            if mode not in UNBOUNDED:
+                turned = ImageOps.exif_transpose(image)
+                if mode.startswith("I;16"):  # Pillow's own conversion makes all grey values above 255 white
+                    turned = Image.fromarray((np.asarray(turned) >> 8).astype(np.uint8))
+                return turned.convert("RGB")
     except Exception as error:  # damaged files raise errors of many kinds
         raise GateError(f"the image {name} cannot be read ({first_line(error)}); replace it or take it away") from error
     raise GateError(
         f"the image {name} holds {UNBOUNDED[mode]}, whose black and white are not known; save it with 8 or 16 bits for "
         "each colour"
     )
-
-
-def _of_8_bits(image: Image.Image) -> Image.Image:
-    """The same image, of grey values of 16 bits the upper 8: Pillow's own conversion makes all above 255 white."""
-    if not image.mode.startswith("I;16"):
-        return image
-    return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))

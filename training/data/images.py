@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +16,27 @@ from transformers import AutoModelForImageClassification, BaseImageProcessor, Vi
 
 from gates.errors import GateError
 from training.config.data import Images
-from training.data.base import SPLITS, RunBatches, TaskData
+from training.data.base import SPLITS, TaskData, set_aside_rows
 from training.data.image_folders import check_image_classes, open_image, read_folder
 from training.data.text import ordered_classes, read_hub
 from training.tasks import ImageClassification
 from training.tasks.classification import read_image_processor
 from training.tasks.loading import check_class
 
-SIDE = 224
-"""Pixels of the images that a new model sees, where nobody says."""
 USUAL = {"image": ("image", "img"), "label": ("label", "labels")}
-"""Names of columns."""
+"""Usual names of columns."""
 
 
 class ImagesData(TaskData):
-    """Images with a class each. They are read when a batch is made, and all of them once before, so that a damaged one is told
-    at once.
+    """Images with a class each. They are read when a batch is made, and all of them once before, so that a damaged one is
+    refused at once.
 
     Args:
-        options: what the data are told.
+        options: The options of the data.
 
     Attributes:
-        labels: names of the classes, in their order.
-        images: what makes a model's input of an image.
+        labels: The names of the classes, in their order.
+        images: The processor that makes a model's input of an image.
     """
 
     options: Images
@@ -53,10 +50,6 @@ class ImagesData(TaskData):
     def processor(self) -> BaseImageProcessor | None:
         return self.images
 
-    @property
-    def score_batch_size(self) -> int:
-        return self.options.batch_size
-
     def check_backbone(self, config: Any, name: str) -> None:
         check_class(AutoModelForImageClassification, config, name, "classify images; give one such as ViT")
 
@@ -65,12 +58,18 @@ class ImagesData(TaskData):
             return
         side = self.options.image_size
         if backbone is not None and side is not None:
-            raise GateError(f"image_size is {side}, but a pretrained model knows the size of its images; leave it away")
+            raise GateError(f"image_size is {side}, but a pretrained model knows the size of its images; leave it out")
         if backbone is None:
-            self.images = ViTImageProcessor(size={"height": side or SIDE, "width": side or SIDE})
+            side = side or 224
+            self.images = ViTImageProcessor(size={"height": side, "width": side})
         else:
             self.images = read_image_processor(backbone)
-        found = self._read_folders() if self.options.dataset is None else self._read_hub()
+        options = self.options
+        if options.dataset is None:
+            found = self._read_folders()
+        else:
+            hub = read_hub(options.dataset, options.subset, options.split_names, instead="--data.train_folder")
+            found = {name: self._columns_of(name, split) for name, split in hub.items()}
         classes = check_image_classes({name: split["class"][:] for name, split in found.items()})
         numbers, self.labels = ordered_classes(classes, stated_labels, self.options)
         self.splits = {name: _checked(name, split, numbers) for name, split in self._with_selection(found).items()}
@@ -86,14 +85,8 @@ class ImagesData(TaskData):
             found[name] = Dataset.from_dict({"image": held, "class": classes}, features=features)
         return found
 
-    def _read_hub(self) -> dict[str, Dataset]:
-        options = self.options
-        assert options.dataset is not None
-        hub = read_hub(options.dataset, options.subset, options.split_names, instead="--data.train_folder")
-        return {name: self._columns_of(name, split) for name, split in hub.items()}
-
     def _columns_of(self, name: str, split: Dataset) -> Dataset:
-        """Images as they are stored, and the names of their classes."""
+        """Return the images as they are stored, and the names of their classes."""
         chosen = {}
         for role, given in (("image", self.options.image_column), ("label", self.options.label_column)):
             fitting = [column for column in split.column_names if column == given or (given is None and column in USUAL[role])]
@@ -117,72 +110,58 @@ class ImagesData(TaskData):
         return own.add_column("class", [str(label) for label in labels])
 
     def _with_selection(self, found: dict[str, Dataset]) -> dict[str, Dataset]:
-        """The splits, with a share of the training images set aside where there is no split for selection."""
         if "select" in found:
             return {name: found[name] for name in SPLITS}
-        train, share = found["train"], self.options.select_fraction
-        count = math.ceil(share * train.num_rows)
-        if count >= train.num_rows:
-            raise GateError(
-                f"select_fraction is {share}, which leaves nothing of {train.num_rows} images to train on; give a smaller "
-                "share, or a --data.select_folder"
-            )
-        order = np.random.default_rng(0).permutation(train.num_rows)
-        return {
-            "train": train.select(np.sort(order[count:])),
-            "select": train.select(np.sort(order[:count])),
-            "test": found["test"],
-        }
+        train = found["train"]
+        halves = set_aside_rows(train.num_rows, self.options.select_fraction, "images", "folder")
+        kept, aside = (train.select(np.sort(rows)) for rows in halves)
+        return {"train": kept, "select": aside, "test": found["test"]}
 
     @property
     def task(self) -> ImageClassification:
         return ImageClassification(self.labels, self.options.metric)
 
     def fingerprint(self) -> str:
-        """Of the contents of all images with their classes, what becomes of them, and the order of training batches."""
+        """Return a hash of the contents of all images with their classes, the processor, and the order of batches."""
         assert self.images is not None
-        told: list[Any] = [self.order, self.labels, self.options.metric, self.images.to_dict()]
-        told += [[split["digest"][:], split["labels"][:]] for split in (self.splits[name] for name in SPLITS)]
-        return xxhash.xxh3_128(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
+        content: list[Any] = [self.order, self.labels, self.options.metric, self.images.to_dict()]
+        content += [[split["digest"][:], split["labels"][:]] for split in (self.splits[name] for name in SPLITS)]
+        return xxhash.xxh3_128(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
     def collate(self, split: str) -> StackImages:
         assert self.images is not None
         return StackImages(self.images)
-
-    def batches_of_run(self, *, epochs: float, first: int, rank: int, world: int) -> RunBatches:
-        lengths = self.splits["train"]["length"][:]
-        return RunBatches(lengths, self.options.batch_size, epochs=epochs, seed=self.seed, first=first, rank=rank, world=world)
 
 
 class StackImages:
     """Makes a batch of images and the numbers of their classes.
 
     Args:
-        processor: of the model.
+        processor: The image processor of the model.
     """
 
     def __init__(self, processor: BaseImageProcessor) -> None:
         self.processor = processor
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-        images = [open_image(content_of(row["image"]), repr(row["image"]["path"])) for row in rows]
+        images = [open_image(_content(row["image"]), repr(row["image"]["path"])) for row in rows]
         pixels = self.processor(images=images, return_tensors="pt")["pixel_values"]
         return {"pixel_values": pixels, "labels": torch.tensor([row["labels"] for row in rows])}
 
 
-def content_of(stored: dict[str, Any]) -> bytes:
-    """The file of an image that `datasets` stores by its bytes or its path."""
+def _content(stored: dict[str, Any]) -> bytes:
+    """Return the file of an image that `datasets` stores by its bytes or its path."""
     return bytes(Path(stored["path"]).read_bytes() if stored["bytes"] is None else stored["bytes"])
 
 
 def _checked(name: str, split: Dataset, numbers: dict[str, float]) -> Dataset:
-    """A split with the number of each class, after every image was seen to be one."""
+    """Return a split with the number of each class, after every image was seen to be one."""
     digests = []
     for row in range(split.num_rows):
         stored = split[row]["image"]
         if stored is None:
             raise GateError(f"example {row + 1} of the {name} split has no image; take it away")
-        content = content_of(stored)
+        content = _content(stored)
         open_image(content, repr(stored["path"]) if stored["path"] else f"{row + 1} of the {name} split")
         digests.append(xxhash.xxh3_64(content).hexdigest())
     labels = [int(numbers[label]) for label in split["class"][:]]

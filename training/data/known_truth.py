@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from gates.errors import GateError
 from training.config.data import KnownTruth
-from training.data.synthetic import word_tokenizer
+from training.data.synthetic import generated, word_tokenizer
 from training.data.text import ClassificationData
 from training.tasks.classification import KnownAnswer
 from training.truth.program import PROGRAMS, Program
 
 
 def generate(program: Program, rows: int, *, seed: int) -> Dataset:
-    """Strings with their answers, as many yes as no, as columns ``text`` (letters with spaces between) and ``label``."""
+    """Generate strings with answers, as many yes as no, in columns ``text`` (letters with spaces between) and ``label``."""
     chance = random.Random(seed)
     texts = [program.draw(chance, bool(row % 2)) for row in range(rows)]
     labels = ["yes" if program.answer(text) else "no" for text in texts]
@@ -24,15 +25,15 @@ def generate(program: Program, rows: int, *, seed: int) -> Dataset:
 
 
 def build_tokenizer(program: Program) -> PreTrainedTokenizerBase:
-    """One token per letter, ``[CLS] letters [SEP]``."""
+    """Return a tokenizer with one token per letter, ``[CLS] letters [SEP]``."""
     return word_tokenizer(program.letters, max_length=program.places)
 
 
 class KnownTruthData(ClassificationData):
-    """The strings of one program; the three splits are generated from different seeds.
+    """The strings of one program.
 
     Args:
-        options: what the data are told.
+        options: The options of the data.
     """
 
     options: KnownTruth
@@ -50,10 +51,7 @@ class KnownTruthData(ClassificationData):
         return build_tokenizer(self.program)
 
     def load_splits(self) -> dict[str, Dataset]:
-        return {
-            split: generate(self.program, rows, seed=3 * self.options.text_seed + offset)
-            for offset, (split, rows) in enumerate(self.options.rows.items())
-        }
+        return generated(self.options, partial(generate, self.program))
 
     @property
     def task(self) -> KnownAnswer:

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from gates.errors import GateError
 
-SHOWN = 8
-"""Classes in a message."""
 SEVERAL = re.compile(r"[\[(][\d\s.,]*[\])]|\[\s*(['\"]).*\1\s*\]|\{\s*['\"].*:.*\}|[01]([,;\s]+[01])+")
 """Several labels as text: ``[0, 1, 0]``, ``['sad', 'angry']``, ``0,1,0``, or a JSON object."""
 
 
-def check_classes(labels: Mapping[str, list[str]]) -> None:
-    """Raises :class:`GateError` for labels that are no classes: in the training split empty ones, one alone, or nearly as many
-    as examples; in the others, labels that the training split has not.
+def in_order(classes: Iterable[str]) -> list[str]:
+    """Return each class once: numbers first, by their value, then the others by their letters."""
+    return sorted(set(classes), key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
+
+
+def check_classes(labels: Mapping[str, list[str]]) -> list[str]:
+    """Return the classes of the training split, in order.
 
     Args:
         labels: The labels of the examples of each split, with ``train`` among them.
+
+    Raises:
+        GateError: For labels that are no classes: in the training split empty ones, one alone, or nearly as many as examples;
+            in the others, labels that the training split does not have.
     """
     classes, total = sorted(set(labels["train"])), len(labels["train"])
     if several := next((label for label in classes if SEVERAL.fullmatch(label)), None):
@@ -31,9 +37,9 @@ def check_classes(labels: Mapping[str, list[str]]) -> None:
         raise GateError(f"the label column has {missing!r}, which stands for a missing value; give every example a class")
     written: dict[str, str] = {}
     for label in classes:
-        if (other := written.setdefault(_same(label), label)) != label:
+        if (other := written.setdefault(_written_in_one_way(label), label)) != label:
             raise GateError(f"the label column has {other!r} and {label!r}, which look like one class; write it in one way")
-    if fraction := next((label for label in classes if _is_fraction(label)), None):
+    if fraction := next((label for label in classes if math.isfinite(value := _number(label)) and value % 1), None):
         raise GateError(
             f"the label column has the number {fraction!r}; expected classes. Numbers to predict are "
             "--data Ratings; if these are classes, give them names"
@@ -49,57 +55,46 @@ def check_classes(labels: Mapping[str, list[str]]) -> None:
         raise GateError(f"all training examples have the label {classes[0]!r}; expected at least two classes")
     for name, values in labels.items():
         if unknown := sorted(set(values) - set(classes)):
+            listed = ", ".join(map(repr, classes[:8])) + (f" and {len(classes) - 8} more" if len(classes) > 8 else "")
             raise GateError(
                 f"the {name} split has the label {unknown[0]!r} (example {values.index(unknown[0]) + 1}), which is not among "
-                f"the classes of the training split ({_listed(classes)}); correct the file or the label column"
+                f"the classes of the training split ({listed}); correct the file or the label column"
             )
+    return in_order(classes)
 
 
 def check_numbers(labels: Mapping[str, list[str]]) -> dict[str, float]:
-    """The numbers that the labels of all splits are, by label.
+    """Return the number that each label of any split is.
 
     Args:
         labels: The labels of the examples of each split.
 
     Raises:
-        GateError: for a label that is no number, and for a split that has one number alone.
+        GateError: For a label that is no number, and for a split that has one number alone.
     """
     numbers: dict[str, float] = {}
     for split, own in labels.items():
         for row, label in enumerate(own, 1):
             if label not in numbers:
-                numbers[label] = _number(label, split, row)
+                numbers[label] = _number(label) if label.isascii() and "_" not in label else math.nan  # which Python reads
+                if not math.isfinite(numbers[label]):
+                    raise GateError(
+                        f"the {split} split has the label {label!r} (example {row}); expected a number to predict. If these "
+                        "are classes, give --data Text"
+                    )
         if len({numbers[label] for label in own}) < 2:
             raise GateError(f"all examples of the {split} split have the number {own[0]!r}; expected at least two numbers")
     return numbers
 
 
-def _number(label: str, split: str, row: int) -> float:
+def _number(label: str) -> float:
+    """Return the number that a label is, or NaN."""
     try:
-        value = float(label) if label.isascii() and "_" not in label else math.nan  # which Python would read as numbers
+        return float(label)
     except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise GateError(
-            f"the {split} split has the label {label!r} (example {row}); expected a number to predict. If these are classes, "
-            "give --data Text"
-        )
-    return value
+        return math.nan
 
 
-def _same(label: str) -> str:
-    """What classes that are written in several ways have in common: the number, or the letters in lower case."""
+def _written_in_one_way(label: str) -> str:
+    """Return the number without ``.0``, or the letters in lower case."""
     return label.removesuffix(".0") if re.fullmatch(r"-?\d+\.0", label) else label.lower()
-
-
-def _is_fraction(label: str) -> bool:
-    """Whether a label is a number with decimals, as measurements have."""
-    try:
-        return not float(label).is_integer() and math.isfinite(float(label))
-    except ValueError:
-        return False
-
-
-def _listed(classes: list[str]) -> str:
-    """The first classes."""
-    return ", ".join(map(repr, classes[:SHOWN])) + (f" and {len(classes) - SHOWN} more" if len(classes) > SHOWN else "")

@@ -16,7 +16,7 @@ Gold dependency heads are kept with every example, for the analysis of head role
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -31,15 +31,13 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from training.config.data import Synthetic
 from training.data.text import ClassificationData
 
-# The tokenizer of a language that is generated: one token per word.
-
 
 def word_tokenizer(words: Sequence[str], *, max_length: int) -> PreTrainedTokenizerBase:
-    """``[CLS] words [SEP]``, with spaces between the words.
+    """Return a tokenizer with one token per word of a generated language, ``[CLS] words [SEP]``.
 
     Args:
-        words: of the language, each once.
-        max_length: of a text in tokens.
+        words: The words of the language, each once.
+        max_length: The length of a text in tokens.
     """
     specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
     vocabulary = {word: index for index, word in enumerate([*specials, *words])}
@@ -95,19 +93,18 @@ class _Sentence:
         return len(self.words) - 1
 
     def insert(self, at: int, word: str, head: int) -> None:
-        """Insert a word, shifting every head index at or behind the place."""
         self.heads = [other + (other >= at) for other in self.heads]
         self.words.insert(at, word)
         self.heads.insert(at, head)
 
 
 def generate(rows: int, *, seed: int, max_distractors: int = 3) -> Dataset:
-    """Questions, sentences, answers and gold dependency heads.
+    """Generate questions, sentences, answers and gold dependency heads.
 
     Args:
-        rows: how many examples; the three questions are equally frequent.
-        seed: of all random choices.
-        max_distractors: nouns between subject and verb, at most.
+        rows: The number of examples; the three questions are equally frequent.
+        seed: The seed of all random choices.
+        max_distractors: The most nouns between subject and verb.
 
     Returns:
         A data set with columns ``text``, ``label`` (``yes`` or ``no``), ``question`` and ``heads`` (for each word
@@ -119,15 +116,15 @@ def generate(rows: int, *, seed: int, max_distractors: int = 3) -> Dataset:
 
 
 def counterpart(words: Sequence[str], question: str, heads: Sequence[int]) -> list[str]:
-    """The same sentence with one other word in the same place, so that the answer is the opposite.
+    """Return the same sentence with one other word in the same place, so that the answer is the opposite.
 
-    The word is the one that the question hangs on: the subject in the other number, the word before ``indeed`` in the other
-    number, or a metal for a herb and a herb for a metal.
+    The question depends on that word: the subject in the other number, the word before ``indeed`` in the other number, or a
+    metal for a herb and a herb for a metal.
 
     Args:
-        words: of the whole example, with the question.
-        question: of :data:`QUESTIONS`.
-        heads: the index of each word's dependency head, -1 for the root and the question.
+        words: The words of the whole example, with the question.
+        question: One of :data:`QUESTIONS`.
+        heads: The index of each word's dependency head, -1 for the root and the question.
     """
     place, other = _place_of_fact(words, question, heads), OTHER_NUMBER | OTHER_KIND
     return [*words[:place], other[words[place]], *words[place + 1 :]]
@@ -187,7 +184,7 @@ def _noun_phrase(random: np.random.Generator, sentence: _Sentence, is_plural: bo
 
 
 def build_tokenizer() -> PreTrainedTokenizerBase:
-    """One token per word of the language, ``[CLS] words [SEP]``."""
+    """Return a tokenizer with one token per word of the language, ``[CLS] words [SEP]``."""
     words = [
         *QUESTIONS, "the", MARKER, *NOUNS, *map(plural, NOUNS), *VERBS, *map(singular_verb, VERBS),
         *ADJECTIVES, *ADVERBS, *PREPOSITIONS, *HERBS, *METALS,
@@ -195,26 +192,31 @@ def build_tokenizer() -> PreTrainedTokenizerBase:
     return word_tokenizer(words, max_length=64)
 
 
-class SyntheticData(ClassificationData):
-    """The embedded offline data set; the three splits are generated from different seeds.
+def generated(options: Any, make: Callable[..., Any], **more: Any) -> dict[str, Any]:
+    """Return the splits that options of generated data describe, each made from a seed of its own.
 
     Args:
-        options: what the data are told.
+        options: Options with ``rows`` and ``text_seed``.
+        make: A function of the number of rows, ``seed`` and ``more``.
+    """
+    splits = enumerate(options.rows.items())
+    return {split: make(rows, seed=3 * options.text_seed + offset, **more) for offset, (split, rows) in splits}
+
+
+class SyntheticData(ClassificationData):
+    """The embedded offline data set.
+
+    Args:
+        options: The options of the data.
     """
 
     options: Synthetic
-
-    def __init__(self, options: Synthetic) -> None:
-        super().__init__(options)
 
     def load_tokenizer(self, backbone: str | None) -> PreTrainedTokenizerBase:
         return build_tokenizer()
 
     def load_splits(self) -> dict[str, Dataset]:
-        return {
-            split: generate(rows, seed=3 * self.options.text_seed + offset, max_distractors=self.options.max_distractors)
-            for offset, (split, rows) in enumerate(self.options.rows.items())
-        }
+        return generated(self.options, generate, max_distractors=self.options.max_distractors)
 
     def counterparts(self, rows: int) -> Iterator[tuple[str, dict[str, Tensor], dict[str, Tensor]]]:
         """Yield examples that are in no split with their counterparts, in batches of one question and one length.

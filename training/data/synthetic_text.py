@@ -5,7 +5,7 @@ A document is about a few people, such as::
     Zamora Fox sees the old kings and he likes the tower . the kings near the lake hide the barn .
     so Kirin Clock finds Zamora Fox . Kirin Clock wants the poets and she sees the wolf .
 
-Most words are chances, but some follow from what was said, so a language model needs heads that find it:
+Most words are random, but some follow from earlier words, so a language model needs heads that find these:
 
 * *recall*: a name has another surname in every story, and the same one throughout it (the word behind an earlier mention of
   the name: induction);
@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase
 
 from training.config.data import SyntheticDocuments, SyntheticTranslation
 from training.data.documents import TextBlocks
-from training.data.synthetic import ADJECTIVES, ADVERBS, NOUNS, PREPOSITIONS, VERBS, plural, singular_verb
+from training.data.synthetic import ADJECTIVES, ADVERBS, NOUNS, PREPOSITIONS, VERBS, generated, plural, singular_verb
 from training.data.translation import Pairs, TranslationData, of_words
 
 # The embedded language pair: a small generated language and its translation, which needs particular attention heads.
@@ -49,7 +49,7 @@ ARTICLE = "the"
 
 
 def _stems(count: int, consonants: str, vowels: str) -> list[str]:
-    """Invented words of two syllables, all different."""
+    """Return invented words of two syllables, all different."""
     syllables = [consonant + vowel for consonant in consonants for vowel in vowels]
     words = [first + second for first, second in product(syllables, syllables) if first != second]
     return words[:: len(syllables) // 3][:count]  # strides, so that neighbours differ in both syllables
@@ -74,12 +74,12 @@ class _Phrase:
 
 
 def generate_pairs(rows: int, *, seed: int, max_modifiers: int = 1) -> Pairs:
-    """Sentences and their translations.
+    """Generate sentences and their translations.
 
     Args:
-        rows: how many pairs.
-        seed: of all random choices.
-        max_modifiers: phrases behind the subject and behind the object, at most.
+        rows: The number of pairs.
+        seed: The seed of all random choices.
+        max_modifiers: The most phrases after the subject and after the object.
     """
     random = np.random.default_rng(seed)
     pairs = [_pair(random, max_modifiers) for _ in range(rows)]
@@ -97,7 +97,7 @@ def _pair(random: np.random.Generator, max_modifiers: int) -> tuple[str, str]:
 
 
 def _modified(random: np.random.Generator, max_modifiers: int) -> _Phrase:
-    """A noun phrase with phrases behind it; these come before it in the target."""
+    """Return a noun phrase with phrases after it; these come before it in the target."""
     phrase = _noun_phrase(random)
     source, target = list(phrase.source), list(phrase.target)
     for _ in range(random.integers(0, max_modifiers + 1)):
@@ -124,7 +124,7 @@ def _noun_phrase(random: np.random.Generator) -> _Phrase:
 
 
 def build_pair_tokenizer() -> PreTrainedTokenizerBase:
-    """One token per word of both languages, ``words </s>``."""
+    """Return a tokenizer with one token per word of both languages, ``words </s>``."""
     source = [
         ARTICLE, *NOUNS, *map(plural, NOUNS), *VERBS, *map(singular_verb, VERBS), *ADJECTIVES, *ADVERBS, *PREPOSITIONS, *NAMES,
     ]  # fmt: skip
@@ -139,30 +139,21 @@ def build_pair_tokenizer() -> PreTrainedTokenizerBase:
 
 
 class SyntheticTranslationData(TranslationData):
-    """The embedded offline language pair; the three splits are generated from different seeds.
+    """The embedded offline language pair.
 
     Args:
-        options: what the data are told.
+        options: The options of the data.
     """
 
     options: SyntheticTranslation
 
-    def __init__(self, options: SyntheticTranslation) -> None:
-        super().__init__(options)
-
     def load_pairs(self) -> dict[str, Pairs]:
-        return {
-            split: generate_pairs(rows, seed=3 * self.options.text_seed + offset, max_modifiers=self.options.max_modifiers)
-            for offset, (split, rows) in enumerate(self.options.rows.items())
-        }
+        return generated(self.options, generate_pairs, max_modifiers=self.options.max_modifiers)
 
     def load_tokenizer(self, backbone: str | None) -> PreTrainedTokenizerBase:
         return build_pair_tokenizer()
 
 
-PEOPLE = (1, 3)
-"""In a document, at least and at most."""
-SENTENCES = (4, 8)
 FIRST_NAMES = NAMES[:12]
 SURNAMES = tuple(noun.capitalize() for noun in NOUNS)
 AND, THEN, STOP = "and", "so", "."
@@ -171,23 +162,23 @@ PRONOUN = {name: PRONOUNS[index % 2] for index, name in enumerate(FIRST_NAMES)}
 
 
 def generate_documents(rows: int, *, seed: int, max_distractors: int = 2) -> list[str]:
-    """Stories as texts with spaces between all words.
+    """Generate stories as texts with spaces between all words.
 
     Args:
-        rows: how many.
-        seed: of all random choices.
-        max_distractors: nouns between subject and verb, at most.
+        rows: The number of stories.
+        seed: The seed of all random choices.
+        max_distractors: The most nouns between subject and verb.
     """
     random = np.random.default_rng(seed)
     return [" ".join(_document(random, max_distractors)) for _ in range(rows)]
 
 
 def _document(random: np.random.Generator, max_distractors: int) -> list[str]:
-    people = random.integers(PEOPLE[0], PEOPLE[1] + 1)
+    people = random.integers(1, 4)
     names, surnames = (random.choice(known, people, replace=False).tolist() for known in (FIRST_NAMES, SURNAMES))
     called = dict(zip(names, surnames, strict=True))
     words = []
-    for _ in range(random.integers(SENTENCES[0], SENTENCES[1] + 1)):
+    for _ in range(random.integers(4, 9)):
         name, other = (str(random.choice(names)) for _ in range(2))
         first, second = (singular_verb(str(random.choice(VERBS))) for _ in range(2))
         match random.integers(0, 3):
@@ -203,7 +194,7 @@ def _document(random: np.random.Generator, max_distractors: int) -> list[str]:
 
 
 def _sentence(random: np.random.Generator, max_distractors: int) -> list[str]:
-    """A subject with other nouns behind it, a verb that agrees with the subject, and an object."""
+    """Return a subject with other nouns after it, a verb that agrees with the subject, and an object."""
     words, is_plural = _document_noun_phrase(random)
     for _ in range(random.integers(0, max_distractors + 1)):
         words += [str(random.choice(PREPOSITIONS)), *_document_noun_phrase(random)[0]]
@@ -212,14 +203,14 @@ def _sentence(random: np.random.Generator, max_distractors: int) -> list[str]:
 
 
 def _document_noun_phrase(random: np.random.Generator) -> tuple[list[str], bool]:
-    """Its words, and whether it is plural."""
+    """Return the words of a noun phrase, and whether it is plural."""
     noun, is_plural = str(random.choice(NOUNS)), bool(random.integers(0, 2))
     adjectives = [str(random.choice(ADJECTIVES))] if random.integers(0, 2) else []
     return ["the", *adjectives, plural(noun) if is_plural else noun], is_plural
 
 
 def build_document_tokenizer() -> PreTrainedTokenizerBase:
-    """One token per word of the language, ``words </s>``."""
+    """Return a tokenizer with one token per word of the language, ``words </s>``."""
     words = [
         "the", AND, THEN, STOP, *PRONOUNS, *NOUNS, *map(plural, NOUNS), *VERBS, *map(singular_verb, VERBS), *ADJECTIVES,
         *PREPOSITIONS, *FIRST_NAMES, *SURNAMES,
@@ -228,24 +219,16 @@ def build_document_tokenizer() -> PreTrainedTokenizerBase:
 
 
 class SyntheticDocumentsData(TextBlocks):
-    """The embedded offline text; the three splits are generated from different seeds.
+    """The embedded offline text.
 
     Args:
-        options: what the data are told.
+        options: The options of the data.
     """
 
     options: SyntheticDocuments
 
-    def __init__(self, options: SyntheticDocuments) -> None:
-        super().__init__(options)
-
     def load_documents(self) -> dict[str, list[str]]:
-        return {
-            split: generate_documents(
-                rows, seed=3 * self.options.text_seed + offset, max_distractors=self.options.max_distractors
-            )
-            for offset, (split, rows) in enumerate(self.options.rows.items())
-        }
+        return generated(self.options, generate_documents, max_distractors=self.options.max_distractors)
 
     def load_tokenizer(self, backbone: str | None, texts: object) -> PreTrainedTokenizerBase:
         return build_document_tokenizer()

@@ -1,10 +1,9 @@
-"""Words with tags from CoNLL columns, CoNLL-U, jsonl and parquet files, gzip included. Nothing here loads PyTorch, so that a
-wrong file is told at once."""
+"""Words with tags from CoNLL columns, CoNLL-U, jsonl and parquet files, gzip included. Nothing here loads PyTorch, so a
+wrong file is refused at once."""
 
 from __future__ import annotations
 
-import gzip
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,18 +11,17 @@ import numpy as np
 
 from gates.errors import GateError
 from training.config.data import Tags
-from training.data.files import check_text, check_there, read_table
+from training.data.files import check_text, check_there, open_text, read_table
 
 COLUMN_FILES = (".conll", ".txt", ".tsv", ".bio", ".iob", ".iob2")
 LIST_FILES = (".jsonl", ".parquet")
-CONLLU = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
-TAGS_OF_CONLLU = ("upos", "xpos", "deprel")
+CONLLU_COLUMNS = 10
+TAGS_OF_CONLLU = {"upos": 3, "xpos": 4, "deprel": 7}
+"""Columns of CoNLL-U with tags, from 0."""
 WORD_COLUMNS = ("tokens", "words")
 TAG_COLUMNS = ("tags", "ner_tags", "upos", "pos_tags", "labels")
 DOCUMENT = "-DOCSTART-"
-"""What stands in the place of a sentence where a document of CoNLL-2003 begins."""
-SHOWN = 12
-"""Tags in a message."""
+"""The word in place of a sentence where a document of CoNLL-2003 begins."""
 
 
 class Tagged(NamedTuple):
@@ -34,14 +32,14 @@ class Tagged(NamedTuple):
 
 
 def read_tagged(file: str, options: Tags) -> list[Tagged]:
-    """The sentences of a local file, by its ending.
+    """Read the sentences of a local file, by its ending.
 
     Args:
-        file: path; see :class:`training.config.data.Tags`.
-        options: which columns are meant.
+        file: The path; see :class:`training.config.data.Tags`.
+        options: The options of the data, which say which columns are meant.
 
     Raises:
-        GateError: for a file that is missing, empty, not UTF-8 or not what its ending says, with the line.
+        GateError: For a file that is missing, empty, not UTF-8 or not what its ending says, with the line.
     """
     check_there(file)
     ending = Path(file.removesuffix(".gz")).suffix.lower()
@@ -52,18 +50,20 @@ def read_tagged(file: str, options: Tags) -> list[Tagged]:
     if ending not in (*COLUMN_FILES, ".conllu"):
         known = ", ".join((*COLUMN_FILES, ".conllu", *LIST_FILES))
         raise GateError(f"the data file {file!r} has the ending {ending!r}; expected one of {known}, or one of these with .gz")
-    check_text(Path(file), "text")
-    found = list(_conllu(file, options) if ending == ".conllu" else _columns(file, options))
+    check_text(file)
+    with open_text(file) as stream:
+        blocks = list(sentence_blocks(stream))
+    found = list((_conllu if ending == ".conllu" else _columns)(file, blocks, options))
     if not found:
         raise GateError(f"the data file {file!r} has no sentence; expected a line for each word, with its tag")
     return found
 
 
 def choose_lists(where: str, columns: Sequence[str], options: Tags) -> tuple[str, str]:
-    """The names of the columns of words and of tags.
+    """Return the names of the columns of words and of tags.
 
     Raises:
-        GateError: for a column that is not there, or if it is not sure which one is meant.
+        GateError: For a column that is not there, or if it is not sure which one is meant.
     """
     wanted = {"words": (options.words_column, WORD_COLUMNS), "tags": (options.tags_column, TAG_COLUMNS)}
     found = []
@@ -79,10 +79,10 @@ def choose_lists(where: str, columns: Sequence[str], options: Tags) -> tuple[str
 
 
 def tagged_lists(words: Sequence[Any], tags: Sequence[Any], where: str) -> list[Tagged]:
-    """Sentences from lists of words and of tags.
+    """Return sentences from lists of words and of tags.
 
     Raises:
-        GateError: for what is no list of texts, is empty, or has another length than its words.
+        GateError: For a list that is no list of texts, is empty, or has another length than its words.
     """
     found = []
     for row, (own, theirs) in enumerate(zip(words, tags, strict=True), 1):
@@ -102,10 +102,38 @@ def tagged_lists(words: Sequence[Any], tags: Sequence[Any], where: str) -> list[
     return found
 
 
-def _columns(file: str, options: Tags) -> Iterator[Tagged]:
-    """The sentences of CoNLL columns, which stand between tabs, or spaces in lines without any. A line that begins with ``#``
-    and has not the columns of the others is a comment."""
-    blocks = list(_blocks(file))
+Block = list[tuple[int, str]]
+"""The lines of a sentence with their numbers."""
+
+
+def sentence_blocks(lines: Iterable[str]) -> Iterator[Block]:
+    """Yield the lines between blank ones, with their numbers."""
+    block: Block = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            block.append((number, line.rstrip("\r\n")))
+        elif block:
+            yield block
+            block = []
+    if block:
+        yield block
+
+
+def conllu_fields(line: str, where: str) -> list[str]:
+    """Return the ten columns of a line of CoNLL-U.
+
+    Raises:
+        GateError: If it has another number of columns.
+    """
+    fields = line.split("\t")
+    if len(fields) != CONLLU_COLUMNS:
+        raise GateError(f"{where} has {len(fields)} columns; expected the {CONLLU_COLUMNS} of CoNLL-U, with tabs between them")
+    return fields
+
+
+def _columns(file: str, blocks: list[Block], options: Tags) -> Iterator[Tagged]:
+    """Yield the sentences of CoNLL columns, between tabs, or between spaces in lines without any. A line that begins with ``#``
+    and does not have the columns of the others is a comment."""
     width = next((len(_fields(line)) for block in blocks for _, line in block if not line.startswith("#")), 0)
     words, tags = _places(file, width, options)
     for block in blocks:
@@ -130,7 +158,7 @@ def _fields(line: str) -> list[str]:
 
 
 def _places(file: str, width: int, options: Tags) -> tuple[int, int]:
-    """Where words and tags stand in a file of so many columns, from 0."""
+    """Return the numbers of the columns of words and tags, from 0."""
     if width < 2:
         raise GateError(f"{file!r} has {width} columns; expected words and tags, with tabs or spaces between them")
     found = []
@@ -145,44 +173,22 @@ def _places(file: str, width: int, options: Tags) -> tuple[int, int]:
     return found[0], found[1]
 
 
-def _conllu(file: str, options: Tags) -> Iterator[Tagged]:
-    """The sentences of CoNLL-U: its syntactic words; tokens of several words and empty nodes are passed over."""
+def _conllu(file: str, blocks: list[Block], options: Tags) -> Iterator[Tagged]:
+    """Yield the syntactic words of CoNLL-U; tokens of several words and empty nodes are passed over."""
     wanted = options.tags_column or "upos"
     if wanted not in TAGS_OF_CONLLU or options.words_column not in (None, "form"):
         given = f"tags_column is {wanted!r}" if wanted not in TAGS_OF_CONLLU else f"words_column is {options.words_column!r}"
         raise GateError(f"{given}, and {file!r} is CoNLL-U; expected tags {', '.join(TAGS_OF_CONLLU)}, and words form")
-    for block in _blocks(file):
+    for block in blocks:
         own = Tagged([], [])
         for number, line in block:
-            if line.startswith("#"):
-                continue
-            fields = line.split("\t")
-            if len(fields) != len(CONLLU):
-                raise GateError(
-                    f"line {number} of {file!r} has {len(fields)} columns; expected the {len(CONLLU)} of CoNLL-U, with tabs "
-                    "between them"
-                )
-            if fields[0].isdecimal():
-                tag = fields[CONLLU.index(wanted)]
+            fields = [] if line.startswith("#") else conllu_fields(line, f"line {number} of {file!r}")
+            if fields and fields[0].isdecimal():
+                tag = fields[TAGS_OF_CONLLU[wanted]]
                 own.words.append(fields[1])
                 own.tags.append(_named("" if tag == "_" else tag, number, file))
         if own.words:
             yield own
-
-
-def _blocks(file: str) -> Iterator[list[tuple[int, str]]]:
-    """The lines between blank ones, with their numbers."""
-    block: list[tuple[int, str]] = []
-    opener = gzip.open if file.endswith(".gz") else open
-    with opener(file, "rt", encoding="utf-8-sig", newline="\n") as stream:
-        for number, line in enumerate(stream, start=1):
-            if line.strip():
-                block.append((number, line.rstrip("\r\n")))
-            elif block:
-                yield block
-                block = []
-    if block:
-        yield block
 
 
 def _named(tag: str, number: int, file: str) -> str:
@@ -192,15 +198,14 @@ def _named(tag: str, number: int, file: str) -> str:
 
 
 def check_tags(sentences: Mapping[str, Sequence[Tagged]], stated: Sequence[str] | None = None) -> list[str]:
-    """The tags of the training split, in the order in which a fine-tuned model states them if it states all of them; otherwise
-    sorted.
+    """Return the tags of the training split, in the order of a fine-tuned model that states all of them; otherwise sorted.
 
     Args:
-        sentences: of each split, ``train`` among them.
-        stated: tags of a fine-tuned model, which may be more.
+        sentences: The sentences of each split, with ``train`` among them.
+        stated: The tags of a fine-tuned model, which may be more.
 
     Raises:
-        GateError: for one tag alone, a tag with a space in it, and a tag of another split that is not among them.
+        GateError: For one tag alone, a tag with a space in it, and a tag of another split that is not among them.
     """
     own = sorted({tag for sentence in sentences["train"] for tag in sentence.tags})
     if spaced := next((tag for tag in own if len(tag.split()) > 1), None):
@@ -211,9 +216,9 @@ def check_tags(sentences: Mapping[str, Sequence[Tagged]], stated: Sequence[str] 
         for row, sentence in enumerate(split, 1):
             if not set(sentence.tags) <= set(own):
                 place = next(place for place, tag in enumerate(sentence.tags) if tag not in own)
-                more = f" and {len(own) - SHOWN} more" if len(own) > SHOWN else ""
+                more = f" and {len(own) - 12} more" if len(own) > 12 else ""
                 raise GateError(
                     f"the {name} split has the tag {sentence.tags[place]!r} (sentence {row}, word {place + 1}), which is not "
-                    f"among the tags of the training split ({', '.join(own[:SHOWN])}{more}); correct the file or the column"
+                    f"among the tags of the training split ({', '.join(own[:12])}{more}); correct the file or the column"
                 )
     return list(stated) if stated is not None and set(own) <= set(stated) else own

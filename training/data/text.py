@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import datasets
-import numpy as np
 from datasets import Dataset, DatasetDict
 from torch import Tensor
 from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
@@ -16,60 +14,19 @@ from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
 from gates.errors import GateError
 from gates.export.checkpoint import check_known
 from training.config.data import POSITIVE, ClassificationOptions, Glue, Ratings, SentenceFiles, SentenceOptions, Text
-from training.data.base import RunBatches, TaskData, with_more_tests
+from training.data.base import TaskData, set_aside_rows, with_more_tests
 from training.data.files import check_label_headers, choose_columns, no_padding, read_table, refuse_broken_quotes
 from training.data.labels import check_classes, check_numbers
 from training.runs.hashing import cache_of
 from training.tasks import Classification, Regression
 from training.tasks.loading import read_tokenizer
 
-# Sentences to token ids, at the speed of the tokenizer's own library.
-
-SEGMENTS = "token_type_ids"
-
-
-def encode(
-    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], pairs: Sequence[str] | None = None, *, limit: int
-) -> dict[str, list[list[int]]]:
-    """Token ids of every text or pair of texts, cut to ``limit`` tokens, and its segments where the tokenizer tells any.
-
-    Equal to what the tokenizer returns when it is called. Where it wraps one of the library ``tokenizers``, that is asked
-    itself, since offsets and masks of every example take longer than its ids. Two of the examples are encoded both ways; a
-    tokenizer that does more than its library does all of them.
-
-    Args:
-        tokenizer: of the model.
-        texts: first or only texts; one at least.
-        pairs: second texts.
-        limit: longest example, in tokens.
-    """
-    rows = [texts] if pairs is None else [texts, pairs]
-
-    def called(*some: Sequence[str]) -> dict[str, list[list[int]]]:
-        return dict(tokenizer(*map(list, some), truncation=True, max_length=limit, return_attention_mask=False))
-
-    if not tokenizer.is_fast or tokenizer.split_special_tokens:
-        return called(*rows)
-    probed = (0, max(range(len(texts)), key=lambda row: len(texts[row])))
-    known = called(*([column[row] for row in probed] for column in rows))  # sets the library's truncation and padding, too
-    examples = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
-    found = tokenizer.backend_tokenizer.encode_batch_fast(examples)
-    encoded = {"input_ids": [example.ids for example in found]}
-    if SEGMENTS in known:
-        encoded[SEGMENTS] = [example.type_ids for example in found]
-    if {name: [values[row] for row in probed] for name, values in encoded.items()} != known:
-        return called(*rows)
-    return encoded
-
-
-# What sentences, or pairs of sentences, have in common: batches of a fixed number of examples, grouped by length.
-
 AT_ONCE = 10_000
 """Examples that are encoded together, which the tokenizer's library shares among the processor's cores."""
 
 
 class _Collate:
-    """Pads a batch to its longest example (a class, so that workers of any start method can have it)."""
+    """Pads a batch to its longest example. It is a class, so that workers of any start method can have it."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.pad = DataCollatorWithPadding(tokenizer, return_tensors="pt")
@@ -83,33 +40,29 @@ class SentenceData(TaskData):
     optionally ``pair``, and ``label``, all of them texts.
 
     Args:
-        options: what the data are told.
+        options: The options of the data.
     """
 
     options: SentenceOptions
 
-    @property
-    def score_batch_size(self) -> int:
-        return self.options.batch_size
-
     @abstractmethod
     def load_tokenizer(self, backbone: str | None) -> PreTrainedTokenizerBase:
-        """The tokenizer, by default of a hub name or local folder."""
+        """Return the tokenizer, by default of a hub name or local folder."""
 
     @abstractmethod
     def load_splits(self) -> dict[str, Dataset]:
-        """The splits as columns ``text``, ``label`` and optionally ``pair``."""
+        """Return the splits as columns ``text``, ``label`` and optionally ``pair``."""
 
     @abstractmethod
     def numbers_of(self, labels: Mapping[str, list[str]], stated_labels: list[str] | None) -> Mapping[str, float]:
-        """What stands for each label of the splits in a batch.
+        """Return the number that stands for each label of the splits in a batch.
 
         Args:
-            labels: of the examples of each split.
-            stated_labels: names of the classes in their order, where the model's configuration states them.
+            labels: The labels of the examples of each split.
+            stated_labels: The names of the classes in their order, where the model's configuration states them.
 
         Raises:
-            GateError: for labels that are none of this task.
+            GateError: For labels that do not fit this task.
         """
 
     def build(self, backbone: str | None, stated_labels: list[str] | None = None) -> None:
@@ -125,7 +78,6 @@ class SentenceData(TaskData):
         check_known(self.tokenizer, self.splits["train"]["input_ids"], repr(self.tokenizer.name_or_path))
 
     def _check_length(self, columns: list[str]) -> None:
-        """Raises :class:`GateError` if nothing of a text is left beside the special tokens."""
         assert self.tokenizer is not None
         texts = 2 if "pair" in columns else 1
         special = self.tokenizer.num_special_tokens_to_add(pair=texts == 2)
@@ -141,7 +93,8 @@ class SentenceData(TaskData):
         limit = min(self.options.max_length, tokenizer.model_max_length)
 
         def encoded(rows: dict[str, list[Any]]) -> dict[str, Any]:
-            found: dict[str, list[Any]] = dict(encode(tokenizer, rows["text"], rows.get("pair"), limit=limit))
+            texts = [rows[column] for column in ("text", "pair") if column in rows]
+            found = dict(tokenizer(*texts, truncation=True, max_length=limit, return_attention_mask=False))
             found["labels"] = [numbers[label] for label in rows["label"]]
             found["length"] = [len(ids) for ids in found["input_ids"]]
             return found
@@ -154,29 +107,15 @@ class SentenceData(TaskData):
         assert self.tokenizer is not None
         return _Collate(self.tokenizer)
 
-    def batches_of_run(self, *, epochs: float, first: int, rank: int, world: int) -> RunBatches:
-        lengths = self.splits["train"]["length"][:]
-        return RunBatches(lengths, self.options.batch_size, epochs=epochs, seed=self.seed, first=first, rank=rank, world=world)
-
-    @property
-    def per_epoch(self) -> int:
-        """Training batches of one pass over the data."""
-        batches = self.run_batches()
-        assert isinstance(batches, RunBatches)
-        return batches.per_epoch
-
-
-# What every classification data set has in common: its classes.
-
 
 class ClassificationData(SentenceData):
     """Sentences or pairs of sentences with a class each.
 
     Args:
-        options: what the data are told.
+        options: The options of the data.
 
     Attributes:
-        labels: names of the classes, in their order.
+        labels: The names of the classes, in their order.
     """
 
     options: ClassificationOptions
@@ -186,8 +125,8 @@ class ClassificationData(SentenceData):
         self.labels: list[str] = []
 
     def numbers_of(self, labels: Mapping[str, list[str]], stated_labels: list[str] | None) -> dict[str, float]:
-        """The number of each class, in the order that a fine-tuned model states, where it states the same ones."""
-        numbers, self.labels = ordered_classes(_classes(labels), stated_labels, self.options)
+        """Return the number of each class, in the order that a fine-tuned model states, where it states the same ones."""
+        numbers, self.labels = ordered_classes(check_classes(labels), stated_labels, self.options)
         return numbers
 
     @property
@@ -198,12 +137,15 @@ class ClassificationData(SentenceData):
 def ordered_classes(
     classes: list[str], stated_labels: list[str] | None, options: ClassificationOptions
 ) -> tuple[dict[str, float], list[str]]:
-    """The number of each class, and the classes in their order: that of a fine-tuned model, where it states the same ones.
+    """Return the number of each class, and the classes in their order: that of a fine-tuned model with the same classes.
 
     Args:
-        classes: sorted.
-        stated_labels: names of the classes of a fine-tuned model, in its order.
-        options: which class is the positive one.
+        classes: The sorted classes.
+        stated_labels: The names of the classes of a fine-tuned model, in its order.
+        options: The options of the data, which say which class is the positive one.
+
+    Raises:
+        GateError: If the metric is F1 of one of two classes, and it is not sure which one, or there are not two.
     """
     position = {name.lower(): index for index, name in enumerate(stated_labels or [])}
     are_stated = {label.lower() for label in classes} == set(position)
@@ -214,23 +156,15 @@ def ordered_classes(
 
 
 def _positive_last(labels: list[str], positive: str | None, *, are_stated: bool) -> list[str]:
-    """Two classes with the positive one behind the other.
-
-    Args:
-        labels: in their order.
-        positive: named by the user.
-        are_stated: whether a fine-tuned model has them in this order.
-
-    Raises:
-        GateError: unless there are two classes, one of them positive, and the order is free.
-    """
-    names = " and ".join(map(repr, labels)) if len(labels) == 2 else f"{len(labels)} in number"
     if len(labels) != 2:
-        raise GateError(f"--data.metric binary_f1 is of two classes, and the classes are {names}; choose f1, the mean over all")
+        raise GateError(
+            f"--data.metric binary_f1 is of two classes, and the classes are {len(labels)} in number; choose f1, the mean over "
+            "all"
+        )
+    names = " and ".join(map(repr, labels))
     chosen = positive or POSITIVE
     if chosen not in labels:
-        asked = f"positive is {positive!r}" if positive else "it is not said which class is positive"
-        raise GateError(f"{asked}, and the classes are {names}; give one of them with --data.positive")
+        raise GateError(f"positive is {chosen!r}, and the classes are {names}; give one of them with --data.positive")
     if are_stated and labels[1] != chosen:
         raise GateError(
             f"the model states the classes {names} in this order, and binary_f1 is of the second; give --data.positive "
@@ -239,18 +173,11 @@ def _positive_last(labels: list[str], positive: str | None, *, are_stated: bool)
     return [label for label in labels if label != chosen] + [chosen]
 
 
-def _classes(found: Mapping[str, list[str]]) -> list[str]:
-    """The classes of the training split, sorted; other splits must not have more."""
-    labels = sorted(set(found["train"]), key=lambda label: (not label.isdigit(), int(label) if label.isdigit() else 0, label))
-    check_classes(found)
-    return labels
-
-
 class SentenceReader(SentenceData):
     """Single or paired sentences from a hub data set or from local files.
 
     Args:
-        options: what the data are told.
+        options: The options of the data.
     """
 
     options: SentenceFiles
@@ -259,18 +186,16 @@ class SentenceReader(SentenceData):
         return padding_tokenizer(self.options.tokenizer or backbone)
 
     def load_splits(self) -> dict[str, Dataset]:
-        raw = self._read_files() if self.options.dataset is None else self._read_hub()
+        options = self.options
+        if options.dataset is None:
+            raw = self._read_files()
+        else:
+            raw = read_hub(options.dataset, options.subset, options.split_names, instead="--data.train_file")
         splits = {name: self._choose_columns(name, split) for name, split in raw.items()}
         if "select" not in splits:
             if splits["train"].num_rows < 2:
-                raise GateError("the train split has one example; expected more, or a --data.select_file beside it")
-            try:
-                splits |= set_aside(splits["train"], self.options.select_fraction)
-            except ValueError as error:  # one half would be empty
-                raise GateError(
-                    f"select_fraction is {self.options.select_fraction}, which leaves nothing of {splits['train'].num_rows} "
-                    "examples to train on; give a smaller share, or a --data.select_file"
-                ) from error
+                raise GateError("the train split has one example; expected more, or a --data.select_file")
+            splits |= set_aside(splits["train"], options.select_fraction)
         return splits
 
     def _read_files(self) -> dict[str, Dataset]:
@@ -285,11 +210,6 @@ class SentenceReader(SentenceData):
             labels = {name: choose_columns(name, list(table.columns), options)["label"] for name, table in tables.items()}
             check_label_headers(tables, labels, options.files)
         return {name: Dataset.from_pandas(table, preserve_index=False) for name, table in tables.items()}
-
-    def _read_hub(self) -> dict[str, Dataset]:
-        options = self.options
-        assert options.dataset is not None
-        return read_hub(options.dataset, options.subset, options.split_names, instead="--data.train_file")
 
     def _choose_columns(self, name: str, split: Dataset) -> Dataset:
         wanted = choose_columns(name, split.column_names, self.options)
@@ -307,8 +227,7 @@ class SentenceReader(SentenceData):
                     raise GateError(f"the {name} split has an example without {wanted['text']} or {wanted['label']}: {row}")
             if names is not None:
                 if hidden := [label for label in chosen["label"] if not 0 <= label < len(names)]:
-                    said = f"{called!r} has hidden labels ({hidden[0]})"
-                    raise GateError(f"the {name} split {said}; choose another")
+                    raise GateError(f"the {name} split {called!r} has hidden labels ({hidden[0]}); choose another")
                 chosen["label"] = [names[label] for label in chosen["label"]]
             return {new: [str(value).strip() for value in values] for new, values in chosen.items()}
 
@@ -326,17 +245,41 @@ class TextData(SentenceReader, ClassificationData):
     """Single or paired sentences with a class each.
 
     Args:
-        options: what the data are told.
+        options: The options of the data.
     """
 
     options: Text
 
 
+class RatingsData(SentenceReader):
+    """Single or paired sentences with a number each, such as how alike two sentences are.
+
+    Args:
+        options: The options of the data.
+    """
+
+    options: Ratings
+
+    def numbers_of(self, labels: Mapping[str, list[str]], stated_labels: list[str] | None) -> dict[str, float]:
+        """Return the number that each label is."""
+        return check_numbers(labels)
+
+    @property
+    def task(self) -> Regression:
+        return Regression(self.options.metric)
+
+
+def glue_data(options: Glue) -> SentenceReader:
+    """Return the data module of a task of GLUE."""
+    sentences = options.sentences
+    return RatingsData(sentences) if isinstance(sentences, Ratings) else TextData(sentences)
+
+
 def padding_tokenizer(name: str | None) -> PreTrainedTokenizerBase:
-    """The tokenizer of a hub name or local folder, which can fill up batches.
+    """Return the tokenizer of a hub name or local folder, with a padding token.
 
     Raises:
-        GateError: if there is none, or it has no token for that.
+        GateError: If there is no tokenizer, or it has no token for padding.
     """
     if name is None:
         raise GateError("no tokenizer: give --model.backbone or --data.tokenizer")
@@ -349,34 +292,27 @@ def padding_tokenizer(name: str | None) -> PreTrainedTokenizerBase:
 
 
 def set_aside(split: Dataset, share: float) -> dict[str, Dataset]:
-    """A share of the examples, rounded up, for selection, and the rest for training, both shuffled.
+    """Return a share of the examples for selection and the rest for training, both shuffled; see :func:`set_aside_rows`.
 
     The rows are those of ``datasets``' ``train_test_split``. A table is put into their order at once, where a data set would
     collect them one by one for every reader.
-
-    Raises:
-        ValueError: if nothing is left to train on.
     """
-    order = np.random.default_rng(0).permutation(split.num_rows)
-    select = math.ceil(share * len(order))
-    if select >= len(order):
-        raise ValueError(share)
+    halves = zip(("train", "select"), set_aside_rows(split.num_rows, share, "examples"), strict=True)
     table = split.to_pandas()
-    halves = {"train": order[select:], "select": order[:select]}
-    return {name: Dataset.from_pandas(table.iloc[rows], preserve_index=False) for name, rows in halves.items()}
+    return {name: Dataset.from_pandas(table.iloc[rows], preserve_index=False) for name, rows in halves}
 
 
 def read_hub(dataset: str, subset: str | None, split_names: Mapping[str, str | None], *, instead: str) -> dict[str, Dataset]:
-    """The splits of a data set from the hub or a local folder.
+    """Return the splits of a data set from the hub or a local folder.
 
     Args:
-        dataset: hub name or folder.
-        subset: its configuration.
-        split_names: of the splits to read, by our names; None for one that is not there.
-        instead: options for local files, to name in an error.
+        dataset: The hub name or folder.
+        subset: The configuration of the data set.
+        split_names: The names of the splits to read, by our names; None for one that does not exist.
+        instead: The options for local files, to name in an error.
 
     Raises:
-        GateError: if it cannot be loaded or lacks a split.
+        GateError: If it cannot be loaded or lacks a split.
     """
     where = f"{dataset!r}" + (f" ({subset})" if subset else "")
     try:
@@ -394,36 +330,6 @@ def read_hub(dataset: str, subset: str | None, split_names: Mapping[str, str | N
     return {name: loaded[split] for name, split in wanted.items()}
 
 
-def read_file(file: str, columns: list[str] | None = None, quoting: bool | None = None, *, checked: bool = True) -> Dataset:
-    """A local file as a data set; see :func:`training.data.files.read_table`."""
-    return Dataset.from_pandas(read_table(file, columns, quoting, checked=checked), preserve_index=False)
-
-
-# Sentences with a number each, such as how alike two sentences are.
-
-
-class RatingsData(SentenceReader):
-    """Single or paired sentences with a number each.
-
-    Args:
-        options: what the data are told.
-    """
-
-    options: Ratings
-
-    def numbers_of(self, labels: Mapping[str, list[str]], stated_labels: list[str] | None) -> dict[str, float]:
-        """The numbers that the labels are."""
-        return check_numbers(labels)
-
-    @property
-    def task(self) -> Regression:
-        return Regression(self.options.metric)
-
-
-# The tasks of GLUE as sentences with a class or a number each.
-
-
-def glue_data(options: Glue) -> SentenceReader:
-    """The data module of a task."""
-    sentences = options.sentences
-    return RatingsData(sentences) if isinstance(sentences, Ratings) else TextData(sentences)
+def read_file(file: str, columns: list[str] | None = None, *, checked: bool = True) -> Dataset:
+    """Read a local file as a data set; see :func:`training.data.files.read_table`."""
+    return Dataset.from_pandas(read_table(file, columns, checked=checked), preserve_index=False)

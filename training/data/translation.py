@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import asdict, replace
-from pathlib import Path
 from textwrap import shorten
 from typing import Any, NamedTuple, get_args
 
@@ -16,18 +14,16 @@ import torch
 import xxhash
 from datasets import Dataset, concatenate_datasets
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from gates.errors import GateError
 from gates.export.checkpoint import check_known
 from training.config.data import ParallelText, Subwords, TranslationOptions
-from training.data.base import SPLITS, RunTokenBatches, TaskData
-from training.data.files import check_text, check_there, refuse_blank_lines
+from training.data.base import SPLITS, RunTokenBatches, WithOwnTokenizer, padded
+from training.data.files import check_text, check_there, open_text, refuse_blank_lines
 from training.data.text import read_file, read_hub
 from training.tasks.base import IGNORED, encode_sources, encode_targets
 from training.tasks.encoder_decoder import check_encoder_decoder
-from training.tasks.loading import read_tokenizer
 from training.tasks.translation import Decoding, Translation, make_scorer
 
 # A vocabulary of subwords for both languages of a translator, trained on the training pairs.
@@ -39,19 +35,19 @@ SPECIAL = [PAD, END, UNKNOWN]
 def train_subwords(
     texts: Iterable[str], *, kind: Subwords = "bpe", vocab_size: int = 8000, max_length: int = 128
 ) -> PreTrainedTokenizerBase:
-    """A joint vocabulary: byte-pair encoding (Sennrich et al. 2016) or a unigram model (Kudo 2018).
+    """Train a joint vocabulary: byte-pair encoding (Sennrich et al. 2016) or a unigram model (Kudo 2018).
 
-    Words keep a mark for the space before them, and punctuation marks are words of their own, so that decoded text is
-    detokenised text. Texts are put into Unicode's composed form and white space becomes single spaces; nothing else changes.
+    Words keep a mark for the space before them, and punctuation marks are words of their own, so decoded text is detokenised
+    text. Texts are put into Unicode's composed form and white space becomes single spaces; nothing else changes.
 
     Args:
-        texts: of both languages.
+        texts: The texts of both languages.
         kind: ``bpe`` or ``unigram``.
-        vocab_size: largest number of tokens, special ones included; fewer where the texts have no more.
-        max_length: stated as the tokenizer's.
+        vocab_size: The largest number of tokens, special ones included; fewer where the texts have no more.
+        max_length: The length that the tokenizer states as its longest.
 
     Raises:
-        GateError: for another kind, or if the size is too small for the characters of the texts.
+        GateError: For another kind, or if the size is too small for the characters of the texts.
     """
     if kind not in get_args(Subwords):
         raise GateError(f"subwords is {kind!r}; expected one of {', '.join(map(repr, get_args(Subwords)))}")
@@ -76,21 +72,17 @@ def train_subwords(
     )
     tokenizer.train_from_iterator(texts, trainer)
     if kind == "unigram":
-        tokenizer.model = _in_one_order(tokenizer)
+        # Tokens in an order that does not change from training to training: that of their scores, but for the last digits,
+        # which depend on how threads shared the work.
+        vocabulary = [(token, score) for token, score in json.loads(tokenizer.to_str())["model"]["vocab"]]
+        others = sorted(vocabulary[len(SPECIAL) :], key=lambda item: (-round(item[1], 6), item[0]))
+        ordered = [*vocabulary[: len(SPECIAL)], *((token, round(score, 6)) for token, score in others)]
+        tokenizer.model = models.Unigram(ordered, unk_id=SPECIAL.index(UNKNOWN))
     return wrapped(tokenizer, max_length=max_length)
 
 
-def _in_one_order(tokenizer: Tokenizer) -> models.Unigram:
-    """The trained unigram model with its tokens in an order that does not change from training to training: that of their
-    scores, but for the last digits, which depend on how threads shared the work."""
-    vocabulary = [(token, score) for token, score in json.loads(tokenizer.to_str())["model"]["vocab"]]
-    others = sorted(vocabulary[len(SPECIAL) :], key=lambda item: (-round(item[1], 6), item[0]))
-    ordered = [*vocabulary[: len(SPECIAL)], *((token, round(score, 6)) for token, score in others)]
-    return models.Unigram(ordered, unk_id=SPECIAL.index(UNKNOWN))
-
-
 def of_words(words: Iterable[str], *, max_length: int) -> PreTrainedTokenizerBase:
-    """One token per word of a generated language, ``words </s>``."""
+    """Return a tokenizer with one token per word of a generated language, ``words </s>``."""
     vocabulary = {word: index for index, word in enumerate(dict.fromkeys([*SPECIAL, *words]))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -98,7 +90,7 @@ def of_words(words: Iterable[str], *, max_length: int) -> PreTrainedTokenizerBas
 
 
 def wrapped(tokenizer: Tokenizer, *, max_length: int) -> PreTrainedTokenizerBase:
-    """A tokenizer with the special tokens above as Transformers knows it, ``text </s>``."""
+    """Return a tokenizer with the special tokens above as Transformers knows it, ``text </s>``."""
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {END}", special_tokens=[(END, tokenizer.token_to_id(END))]
     )
@@ -111,10 +103,10 @@ def wrapped(tokenizer: Tokenizer, *, max_length: int) -> PreTrainedTokenizerBase
 
 
 def set_languages(tokenizer: PreTrainedTokenizerBase, *, source: str | None, target: str | None) -> None:
-    """Tell a tokenizer which languages it reads and writes; None leaves what it has.
+    """Set the languages that a tokenizer reads and writes; None leaves what it has.
 
     Raises:
-        GateError: for a language that it does not know.
+        GateError: For a language that it does not know.
     """
     for attribute, language in (("src_lang", source), ("tgt_lang", target)):
         if language is not None:
@@ -123,10 +115,10 @@ def set_languages(tokenizer: PreTrainedTokenizerBase, *, source: str | None, tar
 
 
 def language_token(tokenizer: PreTrainedTokenizerBase, language: str) -> int:
-    """The id of a language's token.
+    """Return the id of a language's token.
 
     Raises:
-        GateError: for a language that the tokenizer does not know.
+        GateError: For a language that the tokenizer does not know.
     """
     try:  # M2M100 writes the tokens in another way than the names
         token = getattr(tokenizer, "get_lang_id", tokenizer.convert_tokens_to_ids)(language)
@@ -141,14 +133,10 @@ def language_token(tokenizer: PreTrainedTokenizerBase, language: str) -> int:
     return token
 
 
-TOKENIZER = "tokenizer"
-"""Folder of the tokenizer in a run's directory."""
 LENGTHS = {"source": "length", "target": "target_length"}
 """Columns of the splits with the tokens of each side."""
 ENCODED_AT_ONCE = 10_000
 """Pairs: a tokenizer's answer takes some 10 kB for each, the ids that are kept of it a twentieth."""
-LEAVE_OUT_AT_MOST = 0.5
-"""Share of the training pairs that the length filter may leave out before it is taken for a mistake."""
 
 
 class Pairs(NamedTuple):
@@ -159,21 +147,21 @@ class Pairs(NamedTuple):
 
 
 def chosen(pairs: Pairs, rows: np.ndarray) -> Pairs:
-    """Some of the pairs, in the order of ``rows``."""
+    """Return some of the pairs, in the order of ``rows``."""
     return Pairs([pairs.source[row] for row in rows], [pairs.target[row] for row in rows])
 
 
-class TranslationData(TaskData):
+class TranslationData(WithOwnTokenizer):
     """Parallel text.
 
-    Training pairs that are too long or too unequal in length are left out; selection and test pairs are not, since BLEU is
-    of a whole test set: there a pair that is too long or has an empty side is an error, unless ``skip_unfit_pairs`` is set.
+    Training pairs that are too long or too unequal in length are left out. Selection and test pairs are not, since BLEU is of a
+    whole test set: there a pair that is too long or has an empty side is an error, unless ``skip_unfit_pairs`` is set.
 
     Args:
-        options: what the data are told.
+        options: The options of the data.
 
     Raises:
-        GateError: for a tokenizer of BLEU whose package is not installed.
+        GateError: For a tokenizer of BLEU whose package is not installed.
     """
 
     options: TranslationOptions
@@ -181,11 +169,9 @@ class TranslationData(TaskData):
     def __init__(self, options: TranslationOptions) -> None:
         super().__init__(options)
         make_scorer("bleu", options.bleu_tokenize)  # raises where its package is missing
-        self.tokenizer_name: str | None = options.tokenizer
         self.decoding = Decoding(options.beams, options.length_penalty, options.max_length)
         self.texts: dict[str, Pairs] = {}
         self.set_aside = False
-        self.left_out = 0
 
     @property
     def score_batch_size(self) -> int:
@@ -193,10 +179,8 @@ class TranslationData(TaskData):
 
     @abstractmethod
     def load_pairs(self) -> dict[str, Pairs]:
-        """The three splits, checked but not filtered; sets ``set_aside`` if the selection split is a part of the training
-        pairs."""
-
-    # -- building ----------------------------------------------------------------------------------------------
+        """Return the three splits, checked but not filtered; set ``set_aside`` if the selection split is a part of the
+        training pairs."""
 
     def check_backbone(self, config: Any, name: str) -> None:
         check_encoder_decoder(config, name)
@@ -215,32 +199,25 @@ class TranslationData(TaskData):
         else:
             self._check_lengths("select")
         self._check_lengths("test")
-        self._drop_unfit_pairs()
-
-    def use_files_of(self, run: Path) -> None:
-        """A vocabulary that was trained for the earlier run: its weights mean nothing with another."""
-        if self.tokenizer_name is None and (run / TOKENIZER).is_dir():
-            self.tokenizer_name = str(run / TOKENIZER)
-
-    def write_files(self, run: Path) -> None:
-        assert self.tokenizer is not None
-        self.tokenizer.save_pretrained(run / TOKENIZER)
+        fits = self._fit("train")
+        if not fits.all():
+            self.notices.append(
+                f"{(~fits).sum()} of {len(fits)} training pairs are left out: they have more than {self.options.max_length} "
+                f"tokens on a side, or sides that differ by a factor of more than {self.options.max_ratio:g}"
+            )
+            self.splits["train"] = self.splits["train"].select(np.flatnonzero(fits))
 
     def load_tokenizer(self, backbone: str | None) -> PreTrainedTokenizerBase:
-        """The tokenizer that is named, the backbone's, or a new one for both languages."""
-        name = self.tokenizer_name or backbone
-        if name is None:
-            train = self.texts["train"]
-            return train_subwords(
-                [*train.source, *train.target],
-                kind=self.options.subwords,
-                vocab_size=self.options.vocab_size,
-                max_length=self.options.max_length,
-            )
-        tokenizer = read_tokenizer(name)
+        """Return the tokenizer that is named, the backbone's, or a new one for both languages."""
+        options, train = self.options, self.texts["train"]
+        tokenizer = self.named_tokenizer(backbone)
+        if tokenizer is None:
+            texts = [*train.source, *train.target]
+            return train_subwords(texts, kind=options.subwords, vocab_size=options.vocab_size, max_length=options.max_length)
         if tokenizer.pad_token_id is None:
+            name = self.tokenizer_name or backbone
             raise GateError(f"the tokenizer of {name!r} has no padding token, which an encoder-decoder needs; give another")
-        set_languages(tokenizer, source=self.options.source_language, target=self.options.target_language)
+        set_languages(tokenizer, source=options.source_language, target=options.target_language)
         return tokenizer
 
     def _encode(self, pairs: Pairs) -> Dataset:
@@ -261,7 +238,7 @@ class TranslationData(TaskData):
         return concatenate_datasets(parts)
 
     def _check_lengths(self, name: str) -> None:
-        """Pairs for evaluation that are too long refused, or left out if that is asked for."""
+        """Refuse pairs for evaluation that are too long, or leave them out as the options say."""
         sides = {side: np.asarray(self.splits[name][column][:]) for side, column in LENGTHS.items()}
         longest_allowed = self.options.max_length
         fits = np.maximum(*sides.values()) <= longest_allowed
@@ -282,35 +259,23 @@ class TranslationData(TaskData):
         self._keep(name, fits)
 
     def _keep(self, name: str, rows: np.ndarray) -> None:
-        """Leave the other pairs of a split out, in texts and ids."""
         if not rows.all():
             self.texts[name] = chosen(self.texts[name], np.flatnonzero(rows))
             self.splits[name] = self._encode(self.texts[name])
 
     def _fit(self, name: str) -> np.ndarray:
-        """Which pairs of a split are neither too long nor too unequal for training."""
+        """Return which pairs of a split are neither too long nor too unequal for training; refuse a share that is too large."""
         source, target = (np.asarray(self.splits[name][column][:]) for column in LENGTHS.values())
         longer, shorter = np.maximum(source, target), np.minimum(source, target)
         longest, ratio = self.options.max_length, self.options.max_ratio
         fits: np.ndarray = (longer <= longest) & (longer <= ratio * shorter)
-        if (~fits).sum() > LEAVE_OUT_AT_MOST * len(fits):
+        if (~fits).sum() > 0.5 * len(fits):
             raise GateError(
                 f"{(~fits).sum()} of {len(fits)} training pairs have more than {longest} tokens on a side, or sides "
                 f"that differ by a factor of more than {ratio:g}; raise --data.max_length or --data.max_ratio, or "
                 "check that the lines of both sides belong together"
             )
         return fits
-
-    def _drop_unfit_pairs(self) -> None:
-        """Training pairs that are too long or too unequal left out, unless they are too many."""
-        fits = self._fit("train")
-        self.left_out = int((~fits).sum())
-        if self.left_out:
-            self.notices.append(
-                f"{self.left_out} of {len(fits)} training pairs are left out: they have more than {self.options.max_length} "
-                f"tokens on a side, or sides that differ by a factor of more than {self.options.max_ratio:g}"
-            )
-            self.splits["train"] = self.splits["train"].select(np.flatnonzero(fits))
 
     @property
     def task(self) -> Translation:
@@ -325,8 +290,6 @@ class TranslationData(TaskData):
             beam_splits=tuple(self.options.beam_splits),
         )
 
-    # -- batches -----------------------------------------------------------------------------------------------
-
     def batches_of_run(self, *, epochs: float, first: int, rank: int, world: int) -> RunTokenBatches:
         train = self.splits["train"]
         return RunTokenBatches(
@@ -339,11 +302,9 @@ class TranslationData(TaskData):
         return f"{super().order} {self.options.batch_tokens}"
 
     def fingerprint(self) -> str:
-        """Of texts, order, and all that the task is told: how losses are computed and how translations are searched."""
-        options = self.options
-        settings: list[Any] = [options.label_smoothing, options.sentence_loss, options.beam_splits, asdict(self.task.decoding)]
-        # As without the option, which experiments on disk had not.
-        settings += [options.bleu_tokenize] * (options.bleu_tokenize != "13a")
+        """Return a hash of texts, order, and every option that affects the loss or decoding."""
+        task = self.task
+        settings = [task.label_smoothing, task.sentence_loss, task.beam_splits, asdict(task.decoding), task.bleu_tokenize]
         return xxhash.xxh3_128(json.dumps([super().fingerprint(), settings, self.texts]).encode()).hexdigest()
 
     def validation_interval(self, epochs: float) -> float:
@@ -359,8 +320,8 @@ class PadPairs:
     """Makes a batch: sources and targets padded on the right to the longest; labels are -100 there.
 
     Args:
-        pad: id of the padding token.
-        references: target texts of the whole split, to go with the batches as they are; None for none.
+        pad: The id of the padding token.
+        references: The target texts of the whole split, to go with the batches as they are; None for none.
     """
 
     def __init__(self, pad: int, references: list[str] | None = None) -> None:
@@ -368,37 +329,26 @@ class PadPairs:
         self.references = references
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        source = _padded([row["source"] for row in rows], self.pad)
-        mask = _padded([[1] * row["length"] for row in rows], 0)
-        labels = _padded([row["target"] for row in rows], IGNORED)
-        batch: dict[str, Any] = {"input_ids": source, "attention_mask": mask, "labels": labels}
+        batch: dict[str, Any] = {
+            "input_ids": padded([row["source"] for row in rows], self.pad),
+            "attention_mask": padded([[1] * row["length"] for row in rows], 0),
+            "labels": padded([row["target"] for row in rows], IGNORED),
+        }
         if self.references is not None:
             batch["row"] = torch.tensor([row["row"] for row in rows])
             batch["reference"] = [self.references[row["row"]] for row in rows]
         return batch
 
 
-def _padded(rows: list[list[int]], value: int) -> Tensor:
-    return torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)
-
-
-# Translation from a hub data set, from two aligned files for each split, or from tsv, csv, jsonl or parquet files.
-
-ASIDE_AT_MOST = 2000
-"""Source sentences."""
-
-
 class ParallelTextData(TranslationData):
-    """Sentences and their translations.
+    """Sentences and their translations, from a hub data set, from two aligned files for each split, or from tsv, csv, jsonl or
+    parquet files.
 
     Args:
-        options: what the data are told.
+        options: The options of the data.
     """
 
     options: ParallelText
-
-    def __init__(self, options: ParallelText) -> None:
-        super().__init__(options)
 
     def load_pairs(self) -> dict[str, Pairs]:
         options = self.options
@@ -410,7 +360,7 @@ class ParallelTextData(TranslationData):
             pairs = {name: self._from_columns(name, split) for name, split in hub.items()}
         pairs = {name: self._without_empty(name, split) for name, split in pairs.items()}
         if "select" not in pairs:
-            pairs["train"], pairs["select"] = set_aside(pairs["train"], self.options.select_fraction)
+            pairs["train"], pairs["select"] = set_aside(pairs["train"], options.select_fraction)
             self.set_aside = True
         return pairs
 
@@ -425,26 +375,24 @@ class ParallelTextData(TranslationData):
 
     def _from_columns(self, name: str, split: Dataset) -> Pairs:
         found = {column: list(split[column]) for column in split.column_names}
-        if "translation" in found and self.options.source_column not in found:
+        columns = (self.options.source_column, self.options.target_column)
+        if "translation" in found and columns[0] not in found:
             rows = [{} if row is None else row for row in found["translation"]]
             if any(rows) and all(isinstance(row, dict) for row in rows):
                 found = {key: [row.get(key) for row in rows] for key in dict.fromkeys(key for row in rows for key in row)}
-        columns = (self.options.source_column, self.options.target_column)
         for column in columns:
             if column not in found:
                 raise GateError(
                     f"the {name} split has no column {column!r}; it has {', '.join(map(repr, found))}. Set "
                     "--data.source_column and --data.target_column, or --data.columns if there is no header"
                 )
-        return Pairs(
-            *(_texts(name, column, found[column]) for column in (self.options.source_column, self.options.target_column))
-        )
+        return Pairs(*(_texts(name, column, found[column]) for column in columns))
 
     def _may_skip_empty(self, name: str) -> bool:
         return self.options.skip_empty if name == "train" else self.options.skip_unfit_pairs
 
     def _without_empty(self, name: str, pairs: Pairs) -> Pairs:
-        """Empty lines refused, or left out of the training pairs if that is asked for."""
+        """Refuse empty lines, or leave them out as the options say."""
         whole = [bool(source and target) for source, target in zip(*pairs, strict=True)]
         if not any(whole):
             raise GateError(f"the {name} split is empty; expected at least one pair of sentences")
@@ -463,7 +411,7 @@ class ParallelTextData(TranslationData):
 
 
 def _texts(name: str, column: str, values: list[Any]) -> list[str]:
-    """A column as texts without the white space around them; numbers as they are written, nothing as an empty text."""
+    """Return a column as texts without the white space around them; an empty text for None."""
     for row, value in enumerate(values, start=1):
         if not isinstance(value, str | int | float | None):
             raise GateError(
@@ -473,10 +421,10 @@ def _texts(name: str, column: str, values: list[Any]) -> list[str]:
 
 
 def read_aligned(source: str, target: str) -> Pairs:
-    """Two text files, line by line.
+    """Read two text files, line by line.
 
     Raises:
-        GateError: if one is missing, empty, not UTF-8, not whole, or they have different numbers of lines.
+        GateError: If one is missing, empty, not UTF-8, not whole, or they have different numbers of lines.
     """
     pairs = Pairs(read_lines(source), read_lines(target))
     if len(pairs.source) != len(pairs.target):
@@ -487,28 +435,33 @@ def read_aligned(source: str, target: str) -> Pairs:
     return pairs
 
 
-def read_lines(file: str) -> list[str]:
-    """The lines of a text file, ``.gz`` too, without the white space around them. Only line feeds end lines: other
-    characters that Unicode takes for a line's end stay within it, and line i stays line i.
+def read_lines(file: str, what: str = "data") -> list[str]:
+    """Read the lines of a text file, ``.gz`` too, without the white space around them.
+
+    Only line feeds end lines: other characters that Unicode takes for a line's end stay within it, and line i stays line i.
+
+    Args:
+        file: The path.
+        what: The kind of file in an error.
 
     Raises:
-        GateError: if it is missing, empty, not UTF-8 or not whole.
+        GateError: If it is missing, empty, not UTF-8 or not whole.
     """
-    path = Path(file)
-    check_there(file)
-    check_text(path, "text")
-    content = (gzip.decompress if path.suffix == ".gz" else bytes)(path.read_bytes())
-    lines = content.decode("utf-8-sig").split("\n")
-    return [line.strip() for line in (lines[:-1] if lines[-1] == "" else lines)]
+    check_there(file, what)
+    check_text(file)
+    with open_text(file) as stream:
+        return [line.strip() for line in stream]
 
 
 def set_aside(pairs: Pairs, fraction: float) -> tuple[Pairs, Pairs]:
-    """A part of the pairs for selection, chosen at random; pairs with the same source are all on one side. More than
-    :data:`ASIDE_AT_MOST` would only make every validation, which translates them, longer."""
+    """Choose a part of the pairs for selection at random; pairs with the same source are all on one side.
+
+    More than 2000 source sentences would only make every validation, which translates them, longer.
+    """
     sources = list(dict.fromkeys(pairs.source))
     if len(sources) < 2:
-        raise GateError("the train split has one source sentence; expected more, or a selection split beside it")
+        raise GateError("the train split has one source sentence; expected more, or a selection split of its own")
     order = np.random.default_rng(0).permutation(len(sources))
-    taken = {sources[index] for index in order[: min(len(sources) - 1, ASIDE_AT_MOST, max(1, round(fraction * len(sources))))]}
+    taken = {sources[index] for index in order[: min(len(sources) - 1, 2000, max(1, round(fraction * len(sources))))]}
     aside = np.array([source in taken for source in pairs.source])
     return chosen(pairs, np.flatnonzero(~aside)), chosen(pairs, np.flatnonzero(aside))

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import conllu
@@ -16,13 +14,13 @@ from conllu.exceptions import ParseException
 
 from gates.errors import GateError, first_line
 from training.data import translation as parallel_text
-from training.data.files import check_text, check_there
+from training.data.files import check_text, check_there, open_text
+from training.data.tagged_files import Block, conllu_fields, sentence_blocks
 from training.runs.own_code import own_function
 
-COLUMNS = 10
 UNCOUNTED = ("root", "punct", "dep", "list", "parataxis", "orphan", "goeswith", "reparandum")
-"""Relations that are looked at only if they are asked for: those of Universal Dependencies' groups loose, special and other,
-which hold the items of a list or the parts of a broken word together. Subtypes are left out with them."""
+"""Relations that are analysed only by name: those of Universal Dependencies' groups loose, special and other, which hold the
+items of a list or the parts of a broken word together. Subtypes are left out with them."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +28,9 @@ class Tree:
     """A sentence with its basic dependencies.
 
     Args:
-        words: the syntactic words, in order.
-        heads: of each word, by number from 0; -1 for the root.
-        relations: of each word to its head, subtypes included, such as ``nsubj:pass``.
+        words: The syntactic words, in order.
+        heads: The head of each word, by number from 0; -1 for the root.
+        relations: The relation of each word to its head, subtypes included, such as ``nsubj:pass``.
     """
 
     words: list[str]
@@ -41,18 +39,17 @@ class Tree:
 
 
 def read_treebank(file: str) -> list[Tree]:
-    """The sentences of a CoNLL-U file, also with ``.gz``.
+    """Read the sentences of a CoNLL-U file, also with ``.gz``.
 
-    Of a token of several words, such as German *zum*, the words are taken, to which the trees refer; empty nodes and enhanced
+    Of a token of several words, such as German *zum*, the words are taken, to which the trees refer. Empty nodes and enhanced
     dependencies, which are a layer of their own, are passed over.
 
     Raises:
-        GateError: for a file that is missing, empty, not UTF-8 or no CoNLL-U, with the line.
+        GateError: For a file that is missing, empty, not UTF-8 or no CoNLL-U, with the line.
     """
     check_there(file, "treebank")
-    check_text(Path(file), "text")
-    opener = gzip.open if file.endswith(".gz") else open
-    with opener(file, "rt", encoding="utf-8-sig", newline="\n") as stream:
+    check_text(file)
+    with open_text(file) as stream:
         trees = trees_in(stream, repr(file))
     if not trees:
         raise GateError(f"the treebank {file!r} has no sentence; expected CoNLL-U, ten columns with tabs between them")
@@ -60,27 +57,28 @@ def read_treebank(file: str) -> list[Tree]:
 
 
 def trees_in(lines: Iterable[str], where: str) -> list[Tree]:
-    """The sentences in lines of CoNLL-U; see :func:`read_treebank`.
+    """Return the sentences in lines of CoNLL-U; see :func:`read_treebank`.
 
     Args:
-        lines: with or without their ends.
-        where: what errors call their place.
+        lines: The lines, with or without their ends.
+        where: The place of the lines in an error.
 
     Raises:
-        GateError: for what is no CoNLL-U.
+        GateError: For lines that are no CoNLL-U.
     """
-    return [_tree(where, line, block) for line, block in _blocks(lines)]
+    blocks = ([(number, line) for number, line in block if not line.startswith("#")] for block in sentence_blocks(lines))
+    return [_tree(where, block) for block in blocks if block]
 
 
 def relations_of(trees: Sequence[Tree], wanted: Sequence[str] = ()) -> list[str]:
-    """Relations between words, the most frequent first.
+    """Return relations between words, the most frequent first.
 
     Args:
-        trees: of a treebank.
-        wanted: these alone, in this order; by default all but :data:`UNCOUNTED`.
+        trees: The trees of a treebank.
+        wanted: The relations to return, in this order; by default all but :data:`UNCOUNTED`.
 
     Raises:
-        GateError: for one that the treebank does not have.
+        GateError: For a relation that the treebank does not have.
     """
     counts = Counter(relation for tree in trees for relation in tree.relations)
     for relation in wanted:
@@ -90,41 +88,14 @@ def relations_of(trees: Sequence[Tree], wanted: Sequence[str] = ()) -> list[str]
     return list(wanted) or usual
 
 
-def _blocks(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
-    """The lines of every sentence without comments, with the number of its first line; comments are kept as empty lines."""
-    first = 1
-    block: list[str] = []
-    for number, line in enumerate(lines, start=1):
-        text = line.rstrip("\r\n")
-        if not text.strip():
-            if any(block):
-                yield first, block
-            first, block = number + 1, []
-        else:
-            block.append("" if text.startswith("#") else text)
-    if any(block):
-        yield first, block
-
-
-def _tree(place: str, first: int, block: Sequence[str]) -> Tree:
-    """The tree of a sentence.
-
-    Args:
-        place: as errors call it.
-        first: number of its first line.
-        block: its lines; empty ones are comments.
-    """
+def _tree(place: str, block: Block) -> Tree:
     words: list[str] = []
     heads: list[int] = []
     relations: list[str] = []
     lines: list[int] = []
-    for number, text in enumerate(block, start=first):
-        if not text:
-            continue
+    for number, text in block:
         where = f"line {number} of {place}"
-        fields = text.split("\t")
-        if len(fields) != COLUMNS:
-            raise GateError(f"{where} has {len(fields)} columns; expected the {COLUMNS} of CoNLL-U, with tabs between them")
+        fields = conllu_fields(text, where)
         try:
             token = conllu.parse("\t".join([*fields[:8], "_", "_"]) + "\n")[0][0]
         except (ParseException, IndexError, ValueError) as error:
@@ -143,12 +114,11 @@ def _tree(place: str, first: int, block: Sequence[str]) -> Tree:
         heads.append(token["head"] - 1)
         relations.append(token["deprel"])
         lines.append(number)
-    _check(place, first, heads, lines)
+    _check_tree(place, block[0][0], heads, lines)
     return Tree(words, heads, relations)
 
 
-def _check(where: str, first: int, heads: Sequence[int], lines: Sequence[int]) -> None:
-    """Raises :class:`GateError` for what is no tree."""
+def _check_tree(where: str, first: int, heads: Sequence[int], lines: Sequence[int]) -> None:
     if not heads:
         raise GateError(f"the sentence at line {first} of {where} has no words; expected a line for each word")
     for head, line in zip(heads, lines, strict=True):
@@ -169,10 +139,10 @@ def _check(where: str, first: int, heads: Sequence[int], lines: Sequence[int]) -
 # Pronouns and what they stand for, from GAP (Webster et al. 2018) and WinoBias (Zhao et al. 2018).
 
 WORD = re.compile(r"\w+|[^\w\s]")
+MENTION = re.compile(r"(\[[^\[\]]*\])")
 GAP_COLUMNS = (
     "Text", "Pronoun", "Pronoun-offset", "A", "A-offset", "A-coref", "B", "B-offset", "B-coref",
 )  # fmt: skip
-TRUTH = {"TRUE": True, "FALSE": False}
 PRONOUNS = {
     "he", "him", "his", "himself", "she", "her", "hers", "herself", "they", "them", "their", "theirs", "themselves",
     "it", "its", "itself",
@@ -184,10 +154,10 @@ class Pronoun:
     """A pronoun in a text, with its antecedent and perhaps another candidate.
 
     Args:
-        words: of the text.
-        pronoun: number of the word.
-        antecedent: numbers of the mention's words.
-        other: those of the candidate that it does not stand for; none if there is no other.
+        words: The words of the text.
+        pronoun: The number of the pronoun's word.
+        antecedent: The numbers of the antecedent's words.
+        other: The numbers of the words of the candidate that it does not stand for; none if there is no other.
     """
 
     words: list[str]
@@ -197,17 +167,16 @@ class Pronoun:
 
 
 def read_coreference(file: str) -> list[Pronoun]:
-    """The pronouns of a GAP table or of WinoBias sentences with brackets around pronoun and antecedent, also with ``.gz``.
+    """Read the pronouns of a GAP table or of WinoBias sentences with brackets around pronoun and antecedent, also with ``.gz``.
 
     Pronouns of GAP that stand for neither candidate are passed over.
 
     Raises:
-        GateError: for a file that is missing, empty or neither, with the line.
+        GateError: For a file that is missing, empty or neither, with the line.
     """
     check_there(file, "coreference")
-    check_text(Path(file), "text")
-    opener = gzip.open if file.endswith(".gz") else open
-    with opener(file, "rt", encoding="utf-8-sig", newline="\n") as stream:
+    check_text(file)
+    with open_text(file) as stream:
         lines = [line.rstrip("\r\n") for line in stream]
     header = lines[0].split("\t")
     if set(GAP_COLUMNS) <= set(header):
@@ -233,18 +202,17 @@ def _of_gap(file: str, line: int, header: Sequence[str], row: Sequence[str]) -> 
     cells = dict(zip(header, row, strict=True))
     spans = {name: _span(where, cells, name) for name in ("Pronoun", "A", "B")}
     for name in ("A-coref", "B-coref"):
-        if cells[name].upper() not in TRUTH:
+        if cells[name].upper() not in ("TRUE", "FALSE"):
             raise GateError(f"{where} has {name} {cells[name]!r}; expected TRUE or FALSE")
-    candidates = {name: TRUTH[cells[f"{name}-coref"].upper()] for name in ("A", "B")}
-    if not any(candidates.values()):
+    right = [name for name in ("A", "B") if cells[f"{name}-coref"].upper() == "TRUE"]
+    if not right:
         return None
-    right = "A" if candidates["A"] else "B"
-    wrong = None if all(candidates.values()) else ("B" if right == "A" else "A")
-    return _pronoun(cells["Text"], spans["Pronoun"], spans[right], spans[wrong] if wrong else None)
+    wrong = [name for name in ("A", "B") if name not in right]
+    return _pronoun(cells["Text"], spans["Pronoun"], spans[right[0]], spans[wrong[0]] if wrong else None)
 
 
 def _span(where: str, cells: dict[str, str], name: str) -> tuple[int, int]:
-    """First and last character of a mention, checked against the text."""
+    """Return the first and last character of a mention, checked against the text."""
     text, mention, offset = cells["Text"], cells[name], cells[f"{name}-offset"]
     if not offset.isdecimal() or text[int(offset) : int(offset) + len(mention)] != mention or not mention:
         raise GateError(
@@ -254,26 +222,16 @@ def _span(where: str, cells: dict[str, str], name: str) -> tuple[int, int]:
 
 
 def _of_brackets(file: str, line: int, text: str) -> Pronoun:
-    """A sentence of WinoBias; of several pronouns in brackets the first counts."""
-    where = f"line {line} of {file!r}"
-    spans: list[tuple[int, int]] = []
-    plain, opened = "", None
-    for character in re.sub(r"^\d+\s+", "", text):
-        if character == "[":
-            if opened is not None:
-                raise GateError(
-                    f"{where} has a bracket within a bracket; expected an antecedent and its pronouns in brackets each"
-                )
-            opened = len(plain)
-        elif character == "]":
-            if opened is None:
-                raise GateError(
-                    f"{where} closes a bracket that is not open; expected an antecedent and its pronouns in brackets each"
-                )
-            spans.append((opened, len(plain)))
-            opened = None
-        else:
-            plain += character
+    """Read a sentence of WinoBias; of several pronouns in brackets the first counts."""
+    where, text = f"line {line} of {file!r}", re.sub(r"^\d+\s+", "", text)
+    if re.search(r"[\[\]]", MENTION.sub("", text)):
+        raise GateError(f"{where} has brackets that do not match; expected an antecedent and its pronouns in brackets each")
+    plain, spans = "", []
+    for part in MENTION.split(text):
+        if part.startswith("["):
+            part = part[1:-1]
+            spans.append((len(plain), len(plain) + len(part)))
+        plain += part
     pronouns = [span for span in spans if plain[slice(*span)].lower() in PRONOUNS]
     others = [span for span in spans if span not in pronouns]
     if len(others) != 1 or not pronouns:
@@ -292,22 +250,17 @@ def _pronoun(text: str, pronoun: tuple[int, int], antecedent: tuple[int, int], o
 
 # Trees of raw texts: from a pipeline of spaCy, an optional extra, or from a user's own parser that writes CoNLL-U.
 
-NO_SPACY = (
-    "the parser {parser!r} needs spaCy, which is not installed; install it with pip install spacy, or give a "
-    "treebank with --conllu FILE"
-)
-
 
 def parse_texts(parser: str, texts: Sequence[str]) -> list[Tree]:
-    """The sentences of some texts with their trees. They are as good as the parser, which is not gold.
+    """Return the sentences of some texts with their trees. They are as good as the parser, which is not gold.
 
     Args:
-        parser: the name or folder of an installed pipeline of spaCy; or ``module:function``, a user's own function that takes
+        parser: The name or folder of an installed pipeline of spaCy; or ``module:function``, a user's own function that takes
             the list of texts and gives their trees as one text in CoNLL-U.
-        texts: in the language of the parser.
+        texts: The texts, in the language of the parser.
 
     Raises:
-        GateError: if there is no such parser, or what it gives are no trees.
+        GateError: If there is no such parser, or it gives no trees.
     """
     trees = _own_trees(parser, texts) if ":" in parser else _spacy_trees(parser, texts)
     if not trees:
@@ -330,7 +283,10 @@ def _spacy_trees(parser: str, texts: Sequence[str]) -> list[Tree]:
     try:
         import spacy
     except ImportError as error:
-        raise GateError(NO_SPACY.format(parser=parser)) from error
+        raise GateError(
+            f"the parser {parser!r} needs spaCy, which is not installed; install it with pip install spacy, or give a treebank "
+            "with --conllu FILE"
+        ) from error
     try:
         pipeline = spacy.load(parser)
     except OSError as error:
@@ -339,8 +295,9 @@ def _spacy_trees(parser: str, texts: Sequence[str]) -> list[Tree]:
             "give the folder of one"
         ) from error
     except (ValueError, ImportError) as error:
-        reason = f"cannot be loaded by spaCy {spacy.__version__}: {first_line(error)}"
-        raise GateError(f"the pipeline {parser!r} {reason}") from error
+        raise GateError(
+            f"the pipeline {parser!r} cannot be loaded by spaCy {spacy.__version__}: {first_line(error)}; install one for it"
+        ) from error
     trees = []
     for document in pipeline.pipe(texts):
         if not document.has_annotation("DEP"):
@@ -350,8 +307,8 @@ def _spacy_trees(parser: str, texts: Sequence[str]) -> list[Tree]:
 
 
 def _parsed_tree(sentence: Any) -> Tree:
-    """A sentence of spaCy without its white space, which counts as tokens there; what depends on white space depends on what
-    that depends on."""
+    """Return a sentence of spaCy without its white space, which counts as tokens there. A word that depends on white space is
+    given the head of that white space."""
     kept = [token for token in sentence if not token.is_space]
     numbers = {token.i: number for number, token in enumerate(kept)}
 
@@ -366,14 +323,10 @@ def _parsed_tree(sentence: Any) -> Tree:
     return Tree([token.text for token in kept], heads, relations)
 
 
-# A file of running text, one text on each line.
-
-
 def read_lines(file: str) -> list[str]:
-    """The lines of a UTF-8 text file that say something, also with ``.gz``; see :func:`training.data.translation.read_lines`.
+    """Read the lines of a UTF-8 text file that are not blank, also with ``.gz``.
 
     Raises:
-        GateError: for a file that is missing, empty or not UTF-8.
+        GateError: For a file that is missing, empty or not UTF-8.
     """
-    check_there(file, "text")
-    return [line for line in parallel_text.read_lines(file) if line]
+    return [line for line in parallel_text.read_lines(file, "text") if line]

@@ -1,1 +1,1 @@
-"""The Lightning module and what happens beside its training loop."""
+"""The Lightning module and the callbacks of its training."""

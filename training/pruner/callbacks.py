@@ -1,4 +1,4 @@
-"""What happens beside the training loop: checkpoints, what phases cost, and what evaluation predicts."""
+"""Callbacks of training: checkpoints, the cost of phases, and the predictions of evaluation."""
 
 from __future__ import annotations
 
@@ -23,22 +23,26 @@ from training.runs.processes import gathered
 from training.tasks import Task
 
 
+def _ends_step(trainer: pl.Trainer, batch: int) -> bool:
+    """Return whether an optimiser step ends with a batch."""
+    return (batch + 1) % trainer.accumulate_grad_batches == 0
+
+
 class EndOfPhase(pl.Callback):
     """Save a checkpoint at the end of a phase and stop there.
 
     Args:
-        path: where to.
+        path: The path of the checkpoint.
         phase: ``finetune`` or ``prune``.
     """
 
     def __init__(self, path: Path, phase: Phase) -> None:
         self.path, self.phase = path, phase
 
-    def _end(self, pruner: pl.LightningModule) -> int:
-        assert isinstance(pruner, HeadPruner)
+    def _end(self, pruner: HeadPruner) -> int:
         return pruner.boundaries[0 if self.phase == "finetune" else 1]
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         end, step = self._end(pl_module), trainer.global_step
         if step > end:
             raise GateError(
@@ -49,23 +53,20 @@ class EndOfPhase(pl.Callback):
         if step == end:
             trainer.save_checkpoint(self.path)
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Save a dense model that alone is trained, perhaps before its time, and with other weights than the last."""
-        assert isinstance(pl_module, HeadPruner)
         if pl_module.boundaries[0] == pl_module.boundaries[2]:
             trainer.save_checkpoint(self.path)
 
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
-        stepped = (args[2] + 1) % trainer.accumulate_grad_batches == 0
-        if stepped and trainer.global_step == self._end(pl_module):
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *args: Any) -> None:
+        if _ends_step(trainer, args[2]) and trainer.global_step == self._end(pl_module):
             trainer.save_checkpoint(self.path)
 
 
 class Predictions(pl.Callback):
-    """Keep what a model predicts in evaluation, and what would have been right: classes, numbers, the tags of a sentence, or
-    texts and their references.
+    """Keep predictions and targets of evaluation: classes, numbers, the tags of a sentence, or texts and their references.
 
-    Of several processes, each of which evaluates every so many-th example, all have the whole at the end.
+    Each of several processes evaluates a part of the examples; all have the whole at the end.
     """
 
     def __init__(self) -> None:
@@ -73,22 +74,19 @@ class Predictions(pl.Callback):
         self._references: dict[str, dict[int, str]] = {}
         self._texts: dict[str, dict[str, list[str]]] = {}
 
-    def on_validation_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
+    def on_validation_batch_end(self, trainer: pl.Trainer, pl_module: Any, *args: Any) -> None:
         self._keep("select", pl_module, *args)
 
-    def on_test_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
-        assert isinstance(pl_module, HeadPruner)
+    def on_test_batch_end(self, trainer: pl.Trainer, pl_module: Any, *args: Any) -> None:
         self._keep(pl_module.tested, pl_module, *args)
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self._keep_texts("select", pl_module)
 
-    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        assert isinstance(pl_module, HeadPruner)
+    def on_test_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self._keep_texts(pl_module.tested, pl_module)
 
-    def _keep(self, split: str, pruner: pl.LightningModule, logits: Tensor, batch: dict[str, Any], *args: Any) -> None:
-        assert isinstance(pruner, HeadPruner)
+    def _keep(self, split: str, pruner: HeadPruner, logits: Tensor, batch: dict[str, Any], *args: Any) -> None:
         if "reference" in batch:
             self._references.setdefault(split, {}).update(zip(batch["row"].tolist(), batch["reference"], strict=True))
         else:
@@ -96,15 +94,17 @@ class Predictions(pl.Callback):
                 array = values.cpu().numpy() if isinstance(values, Tensor) else np.array(values)
                 self._kept.setdefault(f"{split}_{name}", []).append(array)
 
-    def _keep_texts(self, split: str, pruner: pl.LightningModule) -> None:
-        """What the module said of the whole split, by each search; the task has put the processes' parts together."""
-        assert isinstance(pruner, HeadPruner)
+    def _keep_texts(self, split: str, pruner: HeadPruner) -> None:
+        """Keep the texts of the whole split by each search; the task has put the processes' parts together."""
         if split in self._references:
             self._texts[split] = pruner.outputs[split]
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Classes, numbers or tags in the order of evaluation, or texts in that of the split, as ``select_prediction``,
-        ``select_target`` and so on; texts by beam search as ``test_prediction_beam``. Every process has to ask."""
+        """Return classes, numbers or tags in the order of evaluation, or texts in that of the split.
+
+        They are called ``select_prediction``, ``select_target`` and so on; texts by beam search ``test_prediction_beam``. Every
+        process has to call this.
+        """
         classes = {name: _interleaved(_compact(np.concatenate(parts))) for name, parts in self._kept.items()}
         predicted = {
             f"{split}_prediction" + ("" if search == "greedy" else f"_{search}"): np.array(texts)
@@ -119,12 +119,12 @@ class Predictions(pl.Callback):
 
 
 def _compact(values: np.ndarray) -> np.ndarray:
-    """Whole numbers in half of the space; others as they are."""
+    """Return whole numbers in half of the space; others as they are."""
     return values.astype(np.int32) if np.issubdtype(values.dtype, np.integer) else values
 
 
 def _interleaved(own: np.ndarray) -> np.ndarray:
-    """Values of all processes in the order that one alone would have had; the processes take turns."""
+    """Return the values of all processes in the order that one alone would have had; the processes take turns."""
     parts = gathered(own)
     whole = np.empty(sum(map(len, parts)), np.result_type(*parts))  # texts of one process may be longer
     for rank, part in enumerate(parts):
@@ -133,7 +133,7 @@ def _interleaved(own: np.ndarray) -> np.ndarray:
 
 
 class CostInCheckpoints(pl.Callback):
-    """Keep in every checkpoint what the work has cost so far, so that work which is stopped and goes on counts whole.
+    """Keep the cost so far in every checkpoint, so that work which is stopped and resumed counts whole.
 
     Args:
         meter: Returns what measures it. The validation of a run that is watched is no part of the work.
@@ -144,21 +144,21 @@ class CostInCheckpoints(pl.Callback):
     def __init__(self, meter: Callable[[], Meter]) -> None:
         self.meter = meter
 
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self.meter().pause(True)
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self.meter().pause(False)
 
-    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         checkpoint[self.KEY] = asdict(self.meter().cost)
 
     @classmethod
     def read(cls, path: Path, identity: str) -> Cost:
-        """What a checkpoint of the experiment with an identity says; nothing if it says none.
+        """Read the cost from a checkpoint of the experiment with an identity; it may have none yet.
 
         Raises:
-            GateError: if it is another experiment's, or damaged.
+            GateError: If it is another's, or damaged.
         """
         content = read_archive(path)
         check_identity(content, path, identity, "the experiment that is made there")
@@ -166,15 +166,14 @@ class CostInCheckpoints(pl.Callback):
 
 
 class LastGoodCheckpoint(pl.Callback):
-    """Save ``last.ckpt`` every so many optimiser steps, once the next loss has shown that the weights are still sound.
+    """Save ``last.ckpt`` regularly, once the next loss has shown that the weights are still sound.
 
-    Until then it lies beside it, written and on the disk. It takes the place of the last one when its checksums are right too.
-    Where a step ends with a validation, the checkpoint has it behind it. The last step has none: what follows it is saved by
-    itself.
+    Until then it is a pending file next to it. It takes the place of the last one when its checksums are right too. Where a
+    step ends with a validation, the checkpoint is saved after it. There is none for the last step: its end is saved by itself.
 
     Args:
-        path: of the checkpoint.
-        every: optimiser steps between checkpoints.
+        path: The path of the checkpoint.
+        every: The number of optimiser steps between checkpoints.
     """
 
     def __init__(self, path: Path, *, every: int) -> None:
@@ -182,11 +181,10 @@ class LastGoodCheckpoint(pl.Callback):
         self.pending = path.with_name(f".{path.name}.pending")
         self.saved = -1
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._drop(trainer)  # of a process that was killed, whose weights nobody has looked at
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        self._drop(trainer)  # of a process that was killed, whose weights were not checked
 
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
-        assert isinstance(pl_module, HeadPruner)
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *args: Any) -> None:
         self._promote(trainer)  # this batch's loss was finite, or the step would have raised
         step = trainer.global_step
         ends = step in (pl_module.boundaries[2], trainer.max_steps)
@@ -194,7 +192,7 @@ class LastGoodCheckpoint(pl.Callback):
             self.saved = step
             trainer.save_checkpoint(self.pending)
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking or trainer.global_step != self.saved:
             return
         if trainer.should_stop:
@@ -202,10 +200,10 @@ class LastGoodCheckpoint(pl.Callback):
         else:
             trainer.save_checkpoint(self.pending)
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self._promote(trainer)
 
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+    def on_exception(self, trainer: pl.Trainer, pl_module: Any, exception: BaseException) -> None:
         self._drop(trainer)
 
     def _promote(self, trainer: pl.Trainer) -> None:
@@ -235,8 +233,8 @@ class AverageWeights(pl.Callback):
     checkpoints of one phase go into an average: those of fine-tuning, or those with the final mask.
 
     Args:
-        last: checkpoints to average.
-        every: optimiser steps between them.
+        last: The number of checkpoints to average.
+        every: The number of optimiser steps between them.
     """
 
     def __init__(self, last: int, every: int) -> None:
@@ -251,10 +249,9 @@ class AverageWeights(pl.Callback):
         self.count, self.sums = state_dict["count"], dict(state_dict["sums"])
 
     @torch.no_grad()
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
-        assert isinstance(pl_module, HeadPruner)
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *args: Any) -> None:
         step = trainer.global_step
-        if (args[2] + 1) % trainer.accumulate_grad_batches and not trainer.is_last_batch:
+        if not _ends_step(trainer, args[2]) and not trainer.is_last_batch:
             return
         finetune, prune, end = pl_module.boundaries
         for start, boundary in ((0, finetune), (max(finetune, min(prune, end - 1)), end)):
@@ -283,8 +280,8 @@ class StopEarly(EarlyStopping):
     weights that were best there.
 
     Args:
-        task: whose main metric says what is better.
-        patience: validations without improvement.
+        task: The task, whose main metric is compared.
+        patience: The number of validations without improvement.
     """
 
     def __init__(self, task: Task, patience: int) -> None:
@@ -292,16 +289,14 @@ class StopEarly(EarlyStopping):
         super().__init__(f"select/{task.main_metric}", mode=mode, patience=patience, check_on_train_epoch_end=False)
         self.best: dict[str, Tensor] = {}
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         before = self.best_score.clone()
         super().on_validation_end(trainer, pl_module)
-        assert isinstance(pl_module, HeadPruner)
         if trainer.state.fn == "fit" and not torch.equal(before, self.best_score):
             self.best = {name: tensor.detach().cpu().clone() for name, tensor in pl_module.backbone.named_parameters()}
 
     @torch.no_grad()
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        assert isinstance(pl_module, HeadPruner)
+    def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         for name, parameter in pl_module.backbone.named_parameters():
             if name in self.best:
                 parameter.copy_(self.best[name])

@@ -1,7 +1,7 @@
 """Training checkpoints: written whole or not at all, read only if no bit has changed, and checked before anything is trained.
 
 A checkpoint is a ZIP archive, which has a checksum (CRC-32) of each of its parts. PyTorch writes these and never compares them.
-It also has the identity of the run or experiment that it is of, so that another's is not taken for it.
+It also has the identity of its run or experiment, so that another's is not taken for it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from training.pruner.module import HeadPruner
 
 MEND = "use another, or remove it (a run that is resumed makes it anew)"
 IDENTITY = "identity"
-"""Of a run, see :func:`training.runs.resume.identity_of`, or the key of an experiment."""
+"""The key of the identity of a run, see :func:`training.runs.resume.identity_of`, or of an experiment's key."""
 
 
 class WholeCheckpoints(CheckpointIO):
-    """How Lightning writes and reads checkpoints: staged beside their place, on the disk before they have their name, and
+    """Writes and reads checkpoints for Lightning: staged next to their place, on the disk before they have their name, and
     compared with their checksums when they are read.
 
     Args:
-        identity: of the run or experiment whose checkpoints these are; None for neither.
+        identity: The identity of the run or experiment of these checkpoints; None for neither.
     """
 
     def __init__(self, identity: str | None = None) -> None:
@@ -50,10 +50,10 @@ class WholeCheckpoints(CheckpointIO):
 
 
 def write_checkpoint(content: dict[str, Any], path: str | os.PathLike[str]) -> None:
-    """Write what ``torch.save`` takes.
+    """Write content as ``torch.save`` does.
 
     Raises:
-        OSError: naming the checkpoint, such as on a disk that is full; what was there before stays.
+        OSError: With the name of the checkpoint, such as on a disk that is full; the file that was there before stays.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,14 +71,14 @@ def write_checkpoint(content: dict[str, Any], path: str | os.PathLike[str]) -> N
 
 
 def read_checkpoint(path: str | os.PathLike[str], *, mend: str = MEND) -> dict[str, Any]:
-    """The content of a training checkpoint, tensors on the CPU; a pickle that holds more than data is not read.
+    """Return the content of a training checkpoint, tensors on the CPU; a pickle that holds more than data is not read.
 
     Args:
-        path: of the checkpoint.
-        mend: what to do if it is damaged.
+        path: The checkpoint.
+        mend: The advice for a damaged one.
 
     Raises:
-        GateError: if it does not exist, is damaged, or is not a checkpoint of a training run.
+        GateError: If it does not exist, is damaged, or is not a checkpoint of a training run.
     """
     content = read_archive(path, mend=mend)
     if not {"state_dict", "loops"} <= content.keys():
@@ -87,15 +87,15 @@ def read_checkpoint(path: str | os.PathLike[str], *, mend: str = MEND) -> dict[s
 
 
 def read_archive(path: str | os.PathLike[str], *, mapped: bool = True, mend: str = MEND) -> dict[str, Any]:
-    """What :func:`write_checkpoint` or ``torch.save`` has written, tensors on the CPU.
+    """Return the content that :func:`write_checkpoint` or ``torch.save`` has written, tensors on the CPU.
 
     Args:
-        path: of the checkpoint.
-        mapped: whether tensors are read when they are first used, for those that use few of them.
-        mend: what to do if it is damaged.
+        path: The checkpoint.
+        mapped: Whether tensors are read when they are first used, for callers that use few of them.
+        mend: The advice for a damaged one.
 
     Raises:
-        GateError: if it does not exist or is damaged.
+        GateError: If it does not exist or is damaged.
     """
     path = Path(path)
     if not path.is_file():
@@ -113,16 +113,16 @@ def read_archive(path: str | os.PathLike[str], *, mapped: bool = True, mend: str
 
 
 def check_identity(content: Mapping[str, Any], path: str | os.PathLike[str], identity: str | None, of: str) -> None:
-    """Whether a checkpoint is of the run or experiment where it lies.
+    """Check that a checkpoint is of the run or experiment where it lies.
 
     Args:
-        content: of the checkpoint.
-        path: of the checkpoint.
-        identity: of the run or experiment; None for one of an earlier version, which stated none.
-        of: what it is the identity of, in words.
+        content: The content of the checkpoint.
+        path: The checkpoint.
+        identity: The identity of the run or experiment.
+        of: The name of the run or experiment in an error.
 
     Raises:
-        GateError: if it is another's.
+        GateError: If it is another's.
     """
     if content.get(IDENTITY) != identity:
         raise GateError(
@@ -132,10 +132,10 @@ def check_identity(content: Mapping[str, Any], path: str | os.PathLike[str], ide
 
 
 def check_whole(path: Path, mend: str = MEND) -> None:
-    """Compare a checkpoint with its checksums; of a file that has not changed since, once.
+    """Compare a checkpoint with its checksums, once for a file that does not change.
 
     Raises:
-        GateError: if it is damaged.
+        GateError: If it is damaged.
     """
     state = path.stat()
     _check_whole(path, (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns), mend)
@@ -155,10 +155,10 @@ def _check_whole(path: Path, state: tuple[int, ...], mend: str) -> None:
 
 
 def check_checkpoint(path: str, pruner: HeadPruner) -> None:
-    """Whether a checkpoint exists, is whole, and belongs to this model.
+    """Check that a checkpoint exists, is whole, and belongs to this model.
 
     Raises:
-        GateError: naming what is wrong.
+        GateError: If it does not.
     """
     content = read_checkpoint(path)
     weights, loops = content["state_dict"], content["loops"]

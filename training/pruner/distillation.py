@@ -1,7 +1,8 @@
 """Distillation: the pruned model learns from the dense one as well as from labels.
 
-Two terms, as pure functions of what both models compute: the divergence of predictions (Hinton, Vinyals and Dean 2015) and
-the distance of hidden states, layer by layer (Xia, Zhong and Chen 2022). The teacher is the model itself before pruning.
+There are two terms, pure functions of the outputs of both models: the divergence of predictions (Hinton, Vinyals and Dean
+2015), and the distance of hidden states, layer by layer (Xia, Zhong and Chen 2022). The teacher is the model itself before
+pruning.
 """
 
 from __future__ import annotations
@@ -14,23 +15,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
-from transformers import PreTrainedModel
 
 from gates.errors import GateError
 from gates.gating.head_gates import HeadGates
-from training.config import Distillation
-from training.tasks import Task
 
 
 def logit_kl(student: Tensor, teacher: Tensor, *, valid: Tensor | None = None, temperature: float = 1.0) -> Tensor:
-    """``T^2 * KL(softmax(teacher / T) || softmax(student / T))``, the mean over examples or valid positions.
+    """Return ``T^2 * KL(softmax(teacher / T) || softmax(student / T))``, the mean over examples or valid positions.
 
     The factor T^2 keeps the gradient's size independent of the temperature (Hinton et al. 2015, section 2.1).
 
     Args:
-        student, teacher: logits ``[..., classes]``; gradients reach the student alone.
-        valid: which of ``[...]`` count, padding being the others; None for all.
-        temperature: T, above 0.
+        student, teacher: The logits ``[..., classes]``; gradients reach the student alone.
+        valid: Which of ``[...]`` count, the others being padding; None for all.
+        temperature: The temperature T, above 0.
 
     Returns:
         A scalar, float32; 0 where nothing is valid.
@@ -41,18 +39,18 @@ def logit_kl(student: Tensor, teacher: Tensor, *, valid: Tensor | None = None, t
 
 
 def number_mse(student: Tensor, teacher: Tensor) -> Tensor:
-    """The mean squared distance of numbers that are predicted, ``[batch, 1]``; a scalar, float32."""
+    """Return the mean squared distance of predicted numbers ``[batch, 1]``; a scalar, float32."""
     return (student.float() - teacher.detach().float()).square().mean()
 
 
 def hidden_mse(student: Sequence[Tensor], teacher: Sequence[Tensor], *, valid: Tensor | None = None) -> Tensor:
-    """The squared distance of hidden states over the teacher's variance, the mean over valid positions and layers.
+    """Return the squared distance of hidden states over the teacher's variance, the mean over valid positions and layers.
 
     Dividing by the variance gives every layer the same weight; 1 is what predicting each layer's mean state would give.
 
     Args:
-        student, teacher: one ``[batch, position, hidden]`` per layer; gradients reach the student alone.
-        valid: which positions count, ``[batch, position]``; None for all.
+        student, teacher: One ``[batch, position, hidden]`` per layer; gradients reach the student alone.
+        valid: Which positions count, ``[batch, position]``; None for all.
 
     Returns:
         A scalar, float32.
@@ -67,7 +65,6 @@ def hidden_mse(student: Sequence[Tensor], teacher: Sequence[Tensor], *, valid: T
 
 
 def _mean(values: Tensor, valid: Tensor | None) -> Tensor:
-    """Over all valid positions together."""
     if valid is None:
         return values.mean()
     weights = valid.to(values.dtype)
@@ -76,11 +73,11 @@ def _mean(values: Tensor, valid: Tensor | None) -> Tensor:
 
 @contextmanager
 def recorded_outputs(model: nn.Module, *, hidden_states: bool) -> Iterator[list[Any]]:
-    """What calls of a model return inside the block, in a list; the model computes as ever.
+    """Collect the outputs of a model's calls inside the block in a list.
 
     Args:
-        model: of Transformers.
-        hidden_states: whether it is asked for the states of all its layers too.
+        model: A model of Transformers.
+        hidden_states: Whether the outputs have the states of all its layers too.
     """
     outputs: list[Any] = []
 
@@ -101,16 +98,16 @@ def recorded_outputs(model: nn.Module, *, hidden_states: bool) -> Iterator[list[
 
 
 def layer_states(output: Any, only_stack: str) -> dict[str, Sequence[Tensor]]:
-    """The states after every layer that a model returned, by stack: ``encoder``, ``decoder`` or both.
+    """Return the states after every layer in a model's output, by stack: ``encoder``, ``decoder`` or both.
 
-    The states before the first layer, which hold no head's work, are left out.
+    The states before the first layer, which depend on no head, are left out.
 
     Args:
-        output: of a model of Transformers.
-        only_stack: what a stack is that is the model's only one.
+        output: The output of a model of Transformers.
+        only_stack: The name of a stack that is the model's only one.
 
     Raises:
-        GateError: if it returned none.
+        GateError: If there are none.
     """
     names = {"encoder_hidden_states": "encoder", "decoder_hidden_states": "decoder", "hidden_states": only_stack}
     found = {stack: layers for name, stack in names.items() if (layers := getattr(output, name, None))}
@@ -122,17 +119,17 @@ def layer_states(output: Any, only_stack: str) -> dict[str, Sequence[Tensor]]:
 
 
 class Teacher:
-    """A frozen copy of the model as it is now, without gates: in evaluation mode, and owned by nobody.
+    """A frozen copy of the model as it is now, without gates, in evaluation mode.
 
     It is no :class:`torch.nn.Module`, so that it is not among the parameters and the state of the module that holds it.
 
     Args:
-        backbone: what to copy.
-        gates: on the backbone; they are taken off while it is copied, since copies of modules keep their hooks.
+        backbone: The model to copy.
+        gates: The gates on the backbone; they are detached while it is copied, since copies of modules keep their hooks.
     """
 
     def __init__(self, backbone: nn.Module, gates: HeadGates) -> None:
-        self.only_stack = gates.sites[0].kind  # of models with two stacks this is without effect
+        self.only_stack = gates.sites[0].kind  # without effect on models with two stacks
         was_attached = gates.is_attached
         gates.detach()
         try:
@@ -150,30 +147,10 @@ class Teacher:
 
     @torch.no_grad()
     def __call__(self, task: Any, batch: Mapping[str, Tensor], *, hidden_states: bool) -> tuple[Tensor, Any]:
-        """Logits of a batch and the model's whole output.
-
-        Args:
-            task: whose ``losses(model, batch)`` gives per-example losses and logits.
-            batch: as the task takes it.
-            hidden_states: whether the output shall have them.
-        """
+        """Return the logits of a batch and the model's whole output, with hidden states if they are wanted."""
         with recorded_outputs(self.model, hidden_states=hidden_states) as outputs:
             logits = task.losses(self.model, batch)[1]
         return logits, outputs[-1]
-
-
-def without_teacher(step: int, finetune: int) -> GateError:
-    """The error where training goes on from a checkpoint that has no dense model in it.
-
-    Args:
-        step: of the checkpoint.
-        finetune: the step at which fine-tuning ends.
-    """
-    return GateError(
-        f"the checkpoint is past fine-tuning (step {step} of {finetune}) and was trained without distillation, so that the "
-        "dense model to learn from is not in it; go on from dense.ckpt, or with --model.distil 0, --model.distil_hidden 0 and "
-        "--model.refit false"
-    )
 
 
 def distillation_terms(
@@ -186,16 +163,16 @@ def distillation_terms(
     temperature: float,
     hidden_states: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The divergence of logits, or the distance of numbers that are predicted, and the distance of hidden states for one batch,
+    """Return the divergence of logits, or the distance of predicted numbers, and the distance of hidden states for one batch,
     two scalars.
 
     Args:
-        teacher: the dense model.
-        task: with ``losses`` and ``valid_queries``, like :class:`training.tasks.Classification`.
-        batch: with ``labels``; those of -100 are no prediction.
-        logits, output: what the student computed for it.
-        temperature: of the logits.
-        hidden_states: whether to compare them; otherwise their distance is 0, unseen.
+        teacher: The dense model.
+        task: A task with ``losses`` and ``valid_queries``, like :class:`training.tasks.Classification`.
+        batch: The batch, with ``labels``; those of -100 are no prediction.
+        logits, output: The output of the student for it.
+        temperature: The temperature of the logits.
+        hidden_states: Whether to compare hidden states; otherwise their distance is 0.
     """
     taught, shown = teacher(task, batch, hidden_states=hidden_states)
     labels = batch["labels"]
@@ -210,23 +187,3 @@ def distillation_terms(
     own, goals = (layer_states(states, teacher.only_stack) for states in (output, shown))
     distances = [hidden_mse(own[stack], goals[stack], valid=queries[stack]) for stack in own]
     return kl, torch.stack(distances).mean()
-
-
-def taught_losses(
-    teacher: Teacher, task: Task, model: PreTrainedModel, batch: dict[str, Tensor], options: Distillation
-) -> tuple[Tensor, Tensor, Tensor]:
-    """One pass of the student: the task's loss, the divergence from the teacher's logits and the distance from its hidden
-    states, three scalars; see :func:`distillation_terms`."""
-    hidden_states = options.distil_hidden > 0
-    with recorded_outputs(model, hidden_states=hidden_states) as outputs:
-        losses, logits = task.losses(model, batch)
-    terms = distillation_terms(
-        teacher,
-        task,
-        batch,
-        logits,
-        outputs[-1],
-        temperature=options.distil_temperature,
-        hidden_states=hidden_states,
-    )
-    return task.batch_loss(losses, batch), *terms

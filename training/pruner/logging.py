@@ -1,4 +1,4 @@
-"""What is logged of the gates while they train."""
+"""Logs of the gates, the run and its progress during training."""
 
 from __future__ import annotations
 
@@ -18,16 +18,11 @@ from training.pruner.schedule import Phase
 from training.runs.progress import Stage, begin
 
 
-def _interval(trainer: pl.Trainer) -> int:
-    """Steps between log entries."""
-    return int(trainer.log_every_n_steps)  # type: ignore[attr-defined]
-
-
 class GateLog(pl.Callback):
-    """Log expected, hard and target open heads; keep every gate's course, with what is expected and paid, for pictures.
+    """Log expected, hard and target open heads; keep the values of every gate over time, with expectation and price.
 
     Args:
-        pictures: heat maps that are sent to W&B over the prune phase; the mask follows it. Before, all gates are open.
+        pictures: The number of heat maps that are sent to W&B over the prune phase; the mask follows it.
     """
 
     def __init__(self, pictures: int = 8) -> None:
@@ -35,20 +30,19 @@ class GateLog(pl.Callback):
         self._sent = 0
         self.steps: list[int] = []
         self.values: list[Tensor] = []
-        self.beside: list[dict[str, float]] = []
-        """Of each step, the expected number of open gates and the prices of one."""
+        self.scalars: list[dict[str, float]] = []
+        """The expected number of open gates and the prices of one, for each step."""
 
     def state_dict(self) -> dict[str, Any]:
-        return {"steps": self.steps, "values": self.values, "beside": self.beside}
+        return {"steps": self.steps, "values": self.values, "scalars": self.scalars}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.steps, self.values = list(state_dict["steps"]), list(state_dict["values"])
-        self.beside = list(state_dict.get("beside", [{} for _ in self.steps]))  # checkpoints of earlier versions have none
+        self.steps, self.values, self.scalars = (list(state_dict[name]) for name in ("steps", "values", "scalars"))
 
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
-        assert isinstance(pl_module, HeadPruner)
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *args: Any) -> None:
         step = trainer.global_step
-        if step % _interval(trainer) == 0 and (not self.steps or self.steps[-1] != step):
+        due = step % trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
+        if due and (not self.steps or self.steps[-1] != step):
             self._record(trainer, pl_module, step)
 
     @torch.no_grad()
@@ -60,7 +54,7 @@ class GateLog(pl.Callback):
         open_gates = (values > 0).float()
         stochastic = gates.mode == "stochastic"
         expected = gates.open_probability().cpu() if stochastic else open_gates
-        self.beside.append({"expected": float(expected.sum())} | pruner.steering.logged_prices(pruner.ramp(step - 1)))
+        self.scalars.append({"expected": float(expected.sum())} | pruner.steering.logged_prices(pruner.ramp(step - 1)))
         kinds = gates.kind_index().cpu()
         logged, labels = {}, site_labels(gates.sites)
         for name, counts in (("heads/open", open_gates), ("heads/expected", expected)):
@@ -71,7 +65,7 @@ class GateLog(pl.Callback):
             for label, part in zip(labels, counts.split(gates.sizes), strict=True):
                 logged[f"{name}/{label}"] = float(part.sum())
         logged |= {f"latency/{name}": ms for name, ms in pruner.steering.milliseconds(pruner.ramp(step - 1)).items()}
-        budget, goals = pruner.steering.budget, pruner.goals(step - 1)  # which the step that is done aimed at
+        budget, goals = pruner.steering.budget, pruner.goals(step - 1)  # of the step that is done
         if budget is not None and goals:
             logged["heads/target"] = float(sum(goals))
             logged |= {f"heads/target/{kind}": goal for kind, goal in zip(budget.per_kind, goals, strict=False)}
@@ -82,9 +76,7 @@ class GateLog(pl.Callback):
             self._sent = step
             self._send_picture(trainer, pruner, values, f"gates at step {step}")
 
-    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """The mask, which the end of the prune phase or of training has made."""
-        assert isinstance(pl_module, HeadPruner)
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         if pl_module.gates.mode == "masked":
             self._send_picture(trainer, pl_module, pl_module.gates.values().detach().cpu(), "heads kept")
 
@@ -95,32 +87,31 @@ class GateLog(pl.Callback):
                 logger.log_image("gates", [figure_image(figure)], step=trainer.global_step)
 
     def of_pruning(self, pruner: HeadPruner) -> pd.DataFrame:
-        """The rows of :meth:`table` in the prune phase; a checkpoint may have brought earlier ones."""
+        """Return the rows of :meth:`table` in the prune phase; a checkpoint may have brought earlier ones."""
         table, (first, last, _) = self.table(pruner), pruner.boundaries
         return table[(table["step"] > first) & (table["step"] <= last)]
 
     def table(self, pruner: HeadPruner) -> pd.DataFrame:
-        """One row per recorded step: the number of gates ``expected`` to be open, what an open one costs in units of the loss
-        (``price``, and ``price/KIND`` where several kinds are pruned), and one column per gate, such as ``encoder.3.11``."""
+        """Return one row per recorded step: the number of gates ``expected`` to be open, the price of an open one in units of
+        the loss (``price``, and ``price/KIND`` where several kinds are pruned), and a column per gate, such as
+        ``encoder.3.11``."""
         gates = pruner.gates
         names = [f"{label}.{i}" for label, size in zip(site_labels(gates.sites), gates.sizes, strict=True) for i in range(size)]
         values = torch.stack(self.values) if self.values else torch.zeros(0, len(names))
         course = pd.DataFrame({name: values[:, i].numpy() for i, name in enumerate(names)})
-        return pd.concat([pd.DataFrame({"step": self.steps}), pd.DataFrame(self.beside), course], axis="columns")
+        return pd.concat([pd.DataFrame({"step": self.steps}), pd.DataFrame(self.scalars), course], axis="columns")
 
-
-# What is logged of a run beside its losses and gates: the phase, the true epoch, learning rates, prices and speed.
 
 PHASES: tuple[str, ...] = get_args(Phase)
 """Phases are logged as numbers, 0, 1 and 2, since logs of numbers take nothing else."""
 
 
 class CourseLog(pl.Callback):
-    """Log where a run is and how fast it goes, at the steps at which losses are logged.
+    """Log the position and the speed of a run, at the steps at which losses are logged.
 
     ``epoch`` is the true one, a fraction: Lightning's own stays at 0, since one loader holds all epochs of a run.
     ``train/phase`` is the number of the phase in :data:`PHASES`, ``train/learning_rate`` that of the backbone and
-    ``train/gate_learning_rate`` that of the gates, ``train/price`` what an expected open head costs now, and
+    ``train/gate_learning_rate`` that of the gates. ``train/price`` is the price of an expected open head.
     ``train/steps_per_second`` and ``train/examples_per_second`` are of this process since the last entry, without evaluation.
     """
 
@@ -128,24 +119,22 @@ class CourseLog(pl.Callback):
         self._since = time.perf_counter()
         self._steps = self._examples = 0
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self._restart(trainer)
 
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self._paused = time.perf_counter()
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self._since += time.perf_counter() - self._paused
 
-    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        assert isinstance(pl_module, HeadPruner)
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         if trainer.state.fn == "fit":
             pl_module.log("epoch", epoch_of(pl_module, trainer.global_step), rank_zero_only=True)
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: dict[str, Any], batch_idx: int
+        self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: dict[str, Any], batch_idx: int
     ) -> None:
-        assert isinstance(pl_module, HeadPruner)
         self._examples += len(next(iter(batch.values())))
         step = trainer.global_step
         # Lightning writes the log where this is so; a value that it does not write would hide the speed of the steps between.
@@ -162,12 +151,12 @@ class CourseLog(pl.Callback):
 
 
 def epoch_of(pruner: HeadPruner, step: int) -> float:
-    """Epochs done after an optimiser step, all phases together."""
+    """Return the epochs done after an optimiser step, all phases together."""
     return pruner.epochs * step / max(1, pruner.boundaries[2])
 
 
 def course_of(pruner: HeadPruner, step: int) -> dict[str, float]:
-    """Epoch, phase, learning rates and prices of the step that was the last, which counts from 1."""
+    """Return epoch, phase, learning rates and prices of the last step, which counts from 1."""
     done = step - 1
     logged = {"epoch": epoch_of(pruner, step), "train/phase": float(PHASES.index(pruner.phase(done)))}
     optimizer, factors = pruner.optimizers(), pruner.schedule
@@ -178,25 +167,20 @@ def course_of(pruner: HeadPruner, step: int) -> dict[str, float]:
     return logged | {f"train/{name}": price for name, price in pruner.steering.logged_prices(pruner.ramp(done)).items()}
 
 
-# Training and evaluation as stages of progress: each phase with its steps, each split with its batches.
-
-
 class StageProgress(pl.Callback):
-    """Show the phases finetune, prune and retrain with their optimiser steps, the loss and the heads that are open, and every
-    evaluation with its batches."""
+    """Show the phases finetune, prune and retrain with their optimiser steps, the loss and the open heads, and every evaluation
+    with its batches."""
 
     def __init__(self) -> None:
         self._phase: Phase = "finetune"
         self._training: Stage | None = None
         self._evaluation: Stage | None = None
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        assert isinstance(pl_module, HeadPruner)
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         if trainer.global_step < pl_module.boundaries[2]:
             self._begin_phase(pl_module)
 
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
-        assert isinstance(pl_module, HeadPruner)
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *args: Any) -> None:
         if self._training is None:
             return
         step, outputs = trainer.global_step, args[0]
@@ -206,34 +190,31 @@ class StageProgress(pl.Callback):
             self._end_phase()
             self._begin_phase(pl_module)
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self._end_phase()
 
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+    def on_exception(self, trainer: pl.Trainer, pl_module: Any, exception: BaseException) -> None:
         self._end_evaluation(completed=False)
         self._end_phase(completed=False)
 
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self._evaluation = begin("evaluating select", sum(trainer.num_val_batches))
 
-    def on_validation_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
-        self._batch_evaluated()
-
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._end_evaluation()
-
-    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_test_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self._evaluation = begin("evaluating test", sum(trainer.num_test_batches))
 
-    def on_test_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
-        self._batch_evaluated()
+    def on_validation_batch_end(self, *args: Any) -> None:
+        assert self._evaluation is not None
+        self._evaluation.advance()
 
-    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_end(self, *args: Any) -> None:
         self._end_evaluation()
+
+    on_test_batch_end, on_test_end = on_validation_batch_end, on_validation_end  # type: ignore[assignment]
 
     def _begin_phase(self, pruner: HeadPruner) -> None:
         self._phase = phase_of(pruner)
-        first, last = first_step(pruner, self._phase), getattr(pruner.schedule, LAST_STEP[self._phase])
+        first, last = first_step(pruner, self._phase), pruner.boundaries[PHASES.index(self._phase)]
         self._training = begin(self._phase, last - first, pruner.global_step - first)
 
     def _end_phase(self, *, completed: bool = True) -> None:
@@ -241,45 +222,31 @@ class StageProgress(pl.Callback):
             self._training.end(completed=completed)
         self._training = None
 
-    def _batch_evaluated(self) -> None:
-        assert self._evaluation is not None
-        self._evaluation.advance()
-
     def _end_evaluation(self, *, completed: bool = True) -> None:
         if self._evaluation is not None:
             self._evaluation.end(completed=completed)
         self._evaluation = None
 
 
-LAST_STEP: dict[Phase, str] = {"finetune": "finetune", "prune": "prune", "retrain": "end"}
-"""What a schedule calls the step after which a phase ends."""
-
-
 def phase_of(pruner: HeadPruner) -> Phase:
-    """The present phase; with fixed gates there is none that prunes, and all after fine-tuning is retraining."""
+    """Return the present phase; with fixed gates there is no prune phase, and all after fine-tuning is retraining."""
     phase = pruner.phase(pruner.global_step)
     return "retrain" if phase == "prune" and pruner.is_fixed else phase
 
 
 def first_step(pruner: HeadPruner, phase: Phase) -> int:
-    """Optimiser steps before a phase."""
+    """Return the number of optimiser steps before a phase."""
     finetune, prune, _ = pruner.boundaries
     return {"finetune": 0, "prune": finetune, "retrain": finetune if pruner.is_fixed else prune}[phase]
 
 
 def facts(pruner: HeadPruner, loss: float) -> str:
-    """The loss of the last batch and the open heads, with the budget while gates are learned."""
-    gates, told = pruner.gates, f"loss {loss:.3g}"
+    """Return the loss of the last batch and the open heads, with the heads that the budget leaves while gates are learned."""
+    gates, text = pruner.gates, f"loss {loss:.3g}"
     if gates.mode == "open":
-        return told
-    is_open = gates.open_heads((gates.values().detach() > 0).float())
+        return text
+    text += f", heads {gates.open_heads((gates.values().detach() > 0).float())}"
     budget = pruner.steering.budget if gates.mode == "stochastic" else None
-    return f"{told}, heads {is_open}" + ("" if budget is None else f" -> {goal(pruner)}")
-
-
-def goal(pruner: HeadPruner) -> int:
-    """Heads that the budget leaves open, those of kinds that are not pruned among them."""
-    budget, gates = pruner.steering.budget, pruner.gates
-    assert budget is not None
-    mask = pruner.steering.mask_within(gates.log_alpha.detach(), budget)
-    return gates.open_heads(mask)
+    if budget is None:
+        return text
+    return f"{text} -> {gates.open_heads(pruner.steering.mask_within(gates.log_alpha.detach(), budget))}"

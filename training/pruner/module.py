@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -28,7 +28,7 @@ from gates.options import TOP_K_FAMILIES
 from training.config import PrunerOptions
 from training.config.model import FREEZING
 from training.data.base import TaskData
-from training.pruner.distillation import Teacher, taught_losses, without_teacher
+from training.pruner.distillation import Teacher, distillation_terms, recorded_outputs
 from training.pruner.schedule import Phase, Schedule
 from training.pruner.steering import GateController, kinds_to_prune, new_gates
 from training.runs.processes import share_of_batch
@@ -36,23 +36,20 @@ from training.scoring.passes import starting_scores
 from training.scoring.subject import ScoringContext
 from training.tasks import Task
 
-# Memory for time: activations of a layer that are computed anew in the backward pass.
-
 
 def checkpoint_activations_(model: PreTrainedModel, *, rests: bool = False) -> None:
-    """Have a model keep only what goes into each layer until the backward pass, by Transformers' own means.
+    """Make a model keep only the inputs of each layer until the backward pass, by Transformers' own means.
 
-    Draws of dropout are repeated, and gates are drawn before the model runs, so that a layer computes the second time what it
-    did the first.
+    Draws of dropout are repeated, and gates are drawn before the model runs, so a layer computes the same the second time.
 
     Args:
-        model: in training, or in evaluation mode while it rests.
-        rests: whether it is to do so at rest, where Transformers would not. Evaluation and scores afterwards are as without.
+        model: The model in training, or in evaluation mode while it is frozen.
+        rests: Whether to do so while it is frozen, where Transformers would not. Evaluation and scores do not change by it.
 
     Raises:
-        GateError: if the model does not support it.
+        GateError: If the model does not support it.
     """
-    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable  # of earlier ones
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable  # the older name
     try:
         enable({"use_reentrant": False})
     except ValueError as error:
@@ -62,18 +59,16 @@ def checkpoint_activations_(model: PreTrainedModel, *, rests: bool = False) -> N
         ) from error
     for layer in model.modules():
         if rests and isinstance(layer, GradientCheckpointingLayer):
-            layer.training = True  # by which Transformers goes
+            layer.training = True  # Transformers decides by it
             vars(layer)["_gradient_checkpointing_func"] = partial(_at_rest, layer)
 
 
 def checkpoints_activations(model: nn.Module) -> bool:
-    """Whether any part of a model does."""
+    """Return whether any part of a model keeps only the inputs of its layers."""
     return any(getattr(part, "gradient_checkpointing", False) for part in model.modules())
 
 
 def _at_rest(layer: GradientCheckpointingLayer, run: Callable[..., Any], *inputs: Any) -> Any:
-    """A layer in evaluation mode, both times."""
-
     def resting(*inputs: Any) -> Any:
         layer.training = False
         try:
@@ -84,19 +79,8 @@ def _at_rest(layer: GradientCheckpointingLayer, run: Callable[..., Any], *inputs
     return checkpoint(resting, *inputs, use_reentrant=False)
 
 
-# Training that has gone wrong ends, in all processes together.
-
-
 def check_finite(loss: Tensor, trainer: pl.Trainer) -> None:
-    """Whether a loss is a number in every process.
-
-    Args:
-        loss: of this process, a scalar.
-        trainer: of the step.
-
-    Raises:
-        GateError: in all of them, if it is none in one.
-    """
+    """Raise :class:`GateError` in all processes if the loss, a scalar, is not finite in one of them."""
     finite = bool(torch.isfinite(loss))
     if trainer.world_size > 1:
         finite = trainer.strategy.reduce_boolean_decision(finite, all=True)
@@ -111,20 +95,13 @@ def check_finite(loss: Tensor, trainer: pl.Trainer) -> None:
 # would have drawn.
 
 BETWEEN_RESTARTS = 15_485_863
-"""Between the seeds of their noise; larger than seeds that people give, so that no restart has the noise of another run."""
+"""Distance of the seeds of their noise; larger than usual seeds, so that no restart has the noise of another run."""
 
 
 def seed_step_(gates: HeadGates, *, seed: int, batch: int, rank: int, device: torch.device) -> None:
-    """Seed the noise of gates and dropout for one batch.
+    """Seed the noise of gates and dropout for one batch of a run.
 
     One draw of gates for the whole batch is the same in all processes; draws per example and dropout are each process's own.
-
-    Args:
-        gates: whose noise it is.
-        seed: of the run.
-        batch: number of the batch in the run.
-        rank: number of this process.
-        device: of the gates.
     """
     shared = (seed * 1_000_003 + batch) * 4096
     own = shared + 1 + rank
@@ -132,15 +109,9 @@ def seed_step_(gates: HeadGates, *, seed: int, batch: int, rank: int, device: to
     torch.manual_seed(own)
 
 
-class Seeded(Protocol):
-    """What has a seed of its noise."""
-
-    seed: int
-
-
 @contextmanager
-def noise_of(module: Seeded, restart: int) -> Iterator[None]:
-    """Other noise for each restart for the length of a ``with`` block; the first, 0, has that of the module's own seed."""
+def noise_of(module: HeadPruner, restart: int) -> Iterator[None]:
+    """Give each restart other noise in the ``with`` block; the first, 0, has that of the module's own seed."""
     own = module.seed
     module.seed = own + restart * BETWEEN_RESTARTS
     try:
@@ -149,13 +120,13 @@ def noise_of(module: Seeded, restart: int) -> Iterator[None]:
         module.seed = own
 
 
-# Which parameters an optimiser moves, and how: groups of the backbone and of the gates, and those that rest.
+# The parameters that an optimiser moves: groups of the backbone and of the gates, and frozen ones.
 
 NO_DECAY = re.compile(r"bias$|norm\d*\.weight$|layer_?norm", re.IGNORECASE)
 
 
 def backbone_groups(backbone: nn.Module, learning_rate: float, weight_decay: float) -> list[dict[str, Any]]:
-    """Optimiser groups of the backbone's trainable parameters: matrices decay, biases and norms do not."""
+    """Return optimiser groups of the backbone's trainable parameters: matrices decay, biases and norms do not."""
     decayed: list[nn.Parameter] = []
     plain: list[nn.Parameter] = []
     for name, parameter in backbone.named_parameters():
@@ -169,41 +140,35 @@ def backbone_groups(backbone: nn.Module, learning_rate: float, weight_decay: flo
 
 
 def parameter_groups(backbone: nn.Module, gates: HeadGates, options: PrunerOptions) -> list[dict[str, Any]]:
-    """All groups of a run's optimiser: those of the backbone, and the gates, which do not decay.
-
-    Args:
-        backbone: with its frozen parameters not requiring gradients.
-        gates: on the backbone.
-        options: of the run, for the learning rates.
-    """
+    """Return all groups of a run's optimiser: those of the backbone, and the gates, which do not decay."""
     of_gates = {"name": "gates", "params": [gates.log_alpha], "lr": options.gate_learning_rate, "weight_decay": 0.0}
     return [*backbone_groups(backbone, options.learning_rate, options.weight_decay), of_gates]
 
 
 def is_of_gates(group: Mapping[str, Any]) -> bool:
-    """Whether a group is of the gates, which rest outside the prune phase."""
+    """Return whether a group is of the gates, which are frozen outside the prune phase."""
     return bool(group["name"] == "gates")
 
 
 def learning_rate_of(group: Mapping[str, Any], options: PrunerOptions) -> float:
-    """The learning rate that the options give a group."""
+    """Return the learning rate that the options give a group."""
     return options.gate_learning_rate if is_of_gates(group) else options.learning_rate
 
 
 def restore_learning_rates_(
     groups: Sequence[dict[str, Any]], scheduler: LambdaLR, rates: Sequence[float], *, step: int
 ) -> None:
-    """Give an optimiser's groups other learning rates than the checkpoint that they come from, one for each, from a step on."""
+    """Set the learning rate of each group of an optimiser that was loaded from a checkpoint, from a step on."""
     scheduler.base_lrs = list(rates)
     for group, rate, factor in zip(groups, rates, scheduler.lr_lambdas, strict=True):
         group["initial_lr"], group["lr"] = rate, rate * factor(step)
 
 
 def matching_parameters(model: nn.Module, patterns: Iterable[str]) -> list[nn.Parameter]:
-    """The parameters whose name one of the regular expressions matches.
+    """Return the parameters whose name one of the regular expressions matches.
 
     Raises:
-        GateError: for a pattern that is no regular expression or matches nothing.
+        GateError: For a pattern that is no regular expression or matches nothing.
     """
     found: list[nn.Parameter] = []
     for pattern in patterns:
@@ -221,39 +186,28 @@ def matching_parameters(model: nn.Module, patterns: Iterable[str]) -> list[nn.Pa
 
 
 def freeze_parameters_(backbone: nn.Module, options: PrunerOptions) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Fix what the options fix of a backbone from the beginning.
+    """Freeze the parameters that the options freeze from the beginning.
 
     Returns:
-        What is fixed, by the model itself too, as sinusoids are; and what is to be from the end of fine-tuning on.
+        The frozen parameters, those that the model itself freezes among them, such as sinusoids; and the parameters to freeze
+        from the end of fine-tuning on.
 
     Raises:
-        GateError: as :func:`matching_parameters` and :func:`check_some_train` do.
+        GateError: For a pattern that matches nothing, and for patterns that leave no parameter to train without being ``.*``.
     """
     for parameter in matching_parameters(backbone, options.freeze or []):
         parameter.requires_grad_(False)
-    fixed_later = matching_parameters(backbone, options.freeze_while_pruning or [])
-    check_some_train(backbone, fixed_later, options)
-    return [p for p in backbone.parameters() if not p.requires_grad], fixed_later
-
-
-def check_some_train(backbone: nn.Module, fixed_later: Iterable[nn.Parameter], options: PrunerOptions) -> None:
-    """Raises :class:`GateError` where patterns leave no parameter to train and do not say so as ``.*``, by which everything
-    else knows that nothing trains.
-
-    Args:
-        backbone: with what is fixed from the beginning.
-        fixed_later: what is fixed from the end of fine-tuning on.
-        options: with the patterns.
-    """
-    resting = {id(parameter) for parameter in fixed_later}
+    later = matching_parameters(backbone, options.freeze_while_pruning or [])
+    resting = {id(parameter) for parameter in later}
     given = [name for name in FREEZING if getattr(options, name)]
-    if not given or options.nothing_trains or any(p.requires_grad and id(p) not in resting for p in backbone.parameters()):
-        return
-    patterns = " and ".join(f"{name} {getattr(options, name)}" for name in given)
-    raise GateError(
-        f"every parameter of {type(backbone).__name__} is fixed by {patterns}; give --model.{given[-1]} '[\".*\"]' where gates "
-        "alone are to be learned from then on, or leave some parameters out"
-    )
+    some_train = any(p.requires_grad and id(p) not in resting for p in backbone.parameters())
+    if given and not options.nothing_trains and not some_train:
+        patterns = " and ".join(f"{name} {getattr(options, name)}" for name in given)
+        raise GateError(
+            f"every parameter of {type(backbone).__name__} is fixed by {patterns}; give --model.{given[-1]} "
+            "'[\".*\"]' where gates alone are to be learned from then on, or leave some parameters out"
+        )
+    return [p for p in backbone.parameters() if not p.requires_grad], later
 
 
 def set_backbone_frozen_(backbone: PreTrainedModel, rests: bool, frozen: Iterable[nn.Parameter], *, alone: bool) -> None:
@@ -294,13 +248,13 @@ class HeadPruner(pl.LightningModule):
     fixed at the budget and the weights recover.
 
     Args:
-        options: what the run is told.
-        seed: of the gates' noise and of dropout, which are functions of (seed, step).
+        options: The options of the run.
+        seed: The seed of the gates' noise and of dropout, which are functions of (seed, step).
 
     Attributes:
-        closing_step: ``[gates]``; after which optimiser step each gate closed for good, see :mod:`gates.gating.schedule`.
-        outputs: what the model said of each split when it was last evaluated.
-        tested: the split that tests are on, ``test`` or a further one.
+        closing_step: The optimiser step after which each gate closed for good ``[gates]``, see :mod:`gates.gating.schedule`.
+        outputs: The texts that the model generated on each split when it was last evaluated.
+        tested: The split that tests are on, ``test`` or a further one.
     """
 
     closing_step: Tensor
@@ -317,10 +271,10 @@ class HeadPruner(pl.LightningModule):
         self._ends: tuple[int, int] | None = None
 
     def build(self, task: Task, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Load the backbone, attach the gates and check the budget; does nothing the second time.
+        """Load the backbone, attach the gates and check the budget; do nothing the second time.
 
         Raises:
-            GateError: for a backbone that cannot be loaded or gated, or a budget it cannot have.
+            GateError: For a backbone that cannot be loaded or gated, or a budget that it cannot have.
         """
         if hasattr(self, "backbone"):
             return
@@ -343,11 +297,11 @@ class HeadPruner(pl.LightningModule):
 
     @contextmanager
     def fixed_to(self, values: Tensor, ends: tuple[int, int] | None = None) -> Iterator[None]:
-        """Fixed gate values ``[gates]``, mostly a mask, in all training of a ``with`` block: nothing is learned about heads.
+        """Fix the gate values in all training of a ``with`` block, so that no gate is learned.
 
         Args:
-            values: of the gates.
-            ends: a step, and how many steps follow it at most; by default as many as the options say.
+            values: The values ``[gates]``, usually a mask.
+            ends: A step, and the most steps that follow it; by default as many as the options say.
         """
         self._fixed, self._ends = values, ends
         try:
@@ -357,17 +311,17 @@ class HeadPruner(pl.LightningModule):
 
     @property
     def is_fixed(self) -> bool:
-        """Whether nothing is learned about heads now."""
+        """Whether the gates are fixed now."""
         return self._fixed is not None
 
     @property
     def epochs(self) -> float:
-        """Length of the whole run."""
+        """The length of the whole run in epochs."""
         return self.options.epochs
 
     @property
     def _is_pipelined(self) -> bool:
-        """Whether weights rest while gates are learned."""
+        """Whether weights are frozen while gates are learned."""
         return bool(self.options.pipelined) and self._fixed is None
 
     def _set_schedule(self) -> None:
@@ -383,24 +337,28 @@ class HeadPruner(pl.LightningModule):
 
     @property
     def boundaries(self) -> tuple[int, int, int]:
-        """Optimiser steps after which the phases finetune, prune and retrain end."""
+        """The optimiser steps after which the phases finetune, prune and retrain end."""
         return self.schedule.finetune, self.schedule.prune, self.schedule.end
 
     def phase(self, step: int) -> Phase:
         return self.schedule.phase(step)
 
     def ramp(self, step: int) -> float:
-        """How far the target or the price has gone, 0 to 1; 0 outside the prune phase and with fixed gates."""
+        """Return the progress of the target or the price, 0 to 1; 0 outside the prune phase and with fixed gates."""
         return self.schedule.ramp(step) if self._fixed is None else 0.0
 
     def goals(self, step: int) -> list[float]:
-        """Open gates that the step after so many aims at, in all or of each budgeted kind; none without a budget."""
+        """Return the target number of open gates of a step, in all or of each budgeted kind; none without a budget."""
         return self.steering.goals(self.ramp(step))
 
     def on_train_start(self) -> None:
-        """A checkpoint brings the learning rates of the run it is from; this run's own settings count."""
+        """Restore this run's own learning rates: a checkpoint brings those of the run it is from."""
         if self.options.distils and self.global_step > self.schedule.finetune and self.teacher is None:
-            raise without_teacher(self.global_step, self.schedule.finetune)
+            raise GateError(
+                f"the checkpoint is past fine-tuning (step {self.global_step} of {self.schedule.finetune}) and was trained "
+                "without distillation, so the dense model to learn from is not in it; start from dense.ckpt, or with "
+                "--model.distil 0 and --model.distil_hidden 0"
+            )
         if self.teacher is not None:
             self.teacher.model.to(self.device)
         optimizer, scheduler = self.optimizers(), self.lr_schedulers()
@@ -432,7 +390,7 @@ class HeadPruner(pl.LightningModule):
         self.gates.set_mask_(self.steering.learned_mask())
 
     def _start_pruning(self) -> None:
-        """At the end of fine-tuning: the dense model becomes the teacher, and the gates start as their family does."""
+        """Make the dense model the teacher, and start the gates as their family does."""
         if self.options.distils:
             self.teacher = Teacher(self.backbone, self.gates)
         if self._fixed is None:
@@ -444,7 +402,7 @@ class HeadPruner(pl.LightningModule):
                 self.steering.set_apart_(starting_scores(subject, self.options.init_score))
 
     def on_train_end(self) -> None:
-        """Where no retrain phase has begun, the mask is made here."""
+        """Fix the mask where no retrain phase has begun."""
         set_backbone_frozen_(self.backbone, False, self.frozen, alone=self.trainer.world_size == 1)
         if self._fixed is None and self.global_step >= self.schedule.prune and self.gates.mode != "masked":
             self._fix_learned_mask()
@@ -453,7 +411,8 @@ class HeadPruner(pl.LightningModule):
         self.teacher = None
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the heads that the backbone had lost before, which its shapes depend on, and what training continues with."""
+        """Add the heads that the backbone had lost before this run, without which its weights have no shape; the closing steps;
+        and the teacher, where training can go on."""
         checkpoint[PRUNED_BEFORE] = getattr(self.backbone.config, "pruned_attention", {})
         checkpoint[CLOSING_STEP] = self.closing_step.cpu()
         checkpoint[PAID] = self.steering.prices_paid()
@@ -461,8 +420,8 @@ class HeadPruner(pl.LightningModule):
             checkpoint[TEACHER] = self.teacher.model.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.steering.restore_prices_(checkpoint.get(PAID, {}))
-        if self._fixed is None and CLOSING_STEP in checkpoint:
+        self.steering.restore_prices_(checkpoint[PAID])
+        if self._fixed is None:
             self.closing_step.copy_(checkpoint[CLOSING_STEP])
         self.teacher = None
         if self.options.distils and TEACHER in checkpoint:
@@ -484,16 +443,25 @@ class HeadPruner(pl.LightningModule):
         return loss
 
     def _taught(self, teacher: Teacher, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The mean loss of the task, and what is minimised in its place."""
-        task_loss, kl, distance = taught_losses(teacher, self.task, self.backbone, batch, self.options)
+        """Return the mean loss of the task, and the objective with distillation in its place."""
+        options, hidden_states = self.options, self.options.distil_hidden > 0
+        with recorded_outputs(self.backbone, hidden_states=hidden_states) as outputs:
+            losses, logits = self.task.losses(self.backbone, batch)
+        temperature = options.distil_temperature
+        kl, distance = distillation_terms(
+            teacher, self.task, batch, logits, outputs[-1], temperature=temperature, hidden_states=hidden_states
+        )
+        task_loss = self.task.batch_loss(losses, batch)
         self.log_dict({"train/logit_kl": kl, "train/hidden_mse": distance})
-        weight, hidden_weight = self.options.distil, self.options.distil_hidden
-        return task_loss, (1 - weight) * task_loss + weight * kl + hidden_weight * distance
+        return task_loss, (1 - options.distil) * task_loss + options.distil * kl + options.distil_hidden * distance
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Outside the prune phase gates rest: a step with zero gradients would still count in Adam's bias correction and make
-        their first real steps several times too long. In it the backbone rests, if pipelined; in it
-        and after it, weights that are frozen while pruning do."""
+        """Drop the gradients of frozen parameters.
+
+        Gates are frozen outside the prune phase: a step with zero gradients would still count in Adam's bias correction and
+        make their first real steps several times too long. The backbone is frozen in it, if pipelined, and weights that are
+        frozen while pruning in it and after it.
+        """
         if self.phase(self.global_step) != "finetune":
             for parameter in self.frozen_while_pruning:
                 parameter.grad = None
@@ -527,7 +495,7 @@ class HeadPruner(pl.LightningModule):
         return self._evaluate("test", batch, named=self.tested)
 
     def _evaluate(self, split: str, batch: dict[str, Tensor], *, named: str) -> Tensor:
-        """Log a batch's metrics under a name; returns the logits for callbacks that keep predictions."""
+        """Log a batch's metrics under a name; return the logits for callbacks that keep predictions."""
         losses, logits = self.task.losses(self.backbone, batch)
         metrics = self.metrics[split]
         self.task.update(metrics, self.backbone, batch, logits)  # type: ignore[arg-type]
@@ -566,30 +534,21 @@ class HeadPruner(pl.LightningModule):
             (clip_grad_value_ if by_value else clip_grad_norm_)(parameters, gradient_clip_val)
 
 
-# Evaluate a module on the selection and the test split.
-
 SPLITS = ("select", "test")
 
 
 def evaluate(trainer: pl.Trainer, pruner: HeadPruner, data: TaskData, splits: Sequence[str] = SPLITS) -> dict[str, float]:
-    """Metrics on the named splits with the gates as they are, as ``select_accuracy`` and so on; with the test split also those
-    on further test splits, as ``test_mismatched_accuracy``."""
+    """Return metrics on the named splits with the gates as they are, as ``select_accuracy`` and so on; with the test split also
+    those on further test splits, as ``test_mismatched_accuracy``."""
     found: dict[str, float] = {}
     if "select" in splits:
         found |= trainer.validate(pruner, datamodule=data, verbose=False)[0]
     if "test" in splits:
         found |= trainer.test(pruner, datamodule=data, verbose=False)[0]
         for name in data.more_tests:
-            with _tested_on(pruner, name):
+            pruner.tested = name
+            try:
                 found |= trainer.test(pruner, dataloaders=data.more_test_dataloader(name), verbose=False)[0]
+            finally:
+                pruner.tested = "test"
     return {name.replace("/", "_"): float(value) for name, value in found.items()}
-
-
-@contextmanager
-def _tested_on(pruner: HeadPruner, split: str) -> Iterator[None]:
-    """Tests are on a further test split in a ``with`` block, and metrics are named for it."""
-    pruner.tested = split
-    try:
-        yield
-    finally:
-        pruner.tested = "test"

@@ -16,14 +16,14 @@ class Schedule:
     """When the phases of a run end.
 
     Args:
-        finetune, prune, end: optimiser steps after which the phases finetune, prune and retrain end.
-        ramp_share: share of the prune phase over which the target or the price goes to its final value.
-        rise_share: share of a cycle's steps over which the backbone's learning rate rises.
-        decay: how the rate falls after its rise: ``linear`` to 0 at the cycle's end, or as in ``noam``, the schedule of
+        finetune, prune, end: The optimiser steps after which the phases finetune, prune and retrain end.
+        ramp_share: The share of the prune phase over which the target or the price goes to its final value.
+        rise_share: The share of a cycle's steps over which the backbone's learning rate rises.
+        decay: How the rate falls after its rise: ``linear`` to 0 at the cycle's end, or as in ``noam``, the schedule of
             Vaswani et al. 2017, with the inverse square root of the step.
-        second_peak: the rate has one cycle over fine-tuning, so that the dense model is trained to its end, and a second one,
-            whose peak is this times the first, over the rest.
-        rests: whether the backbone rests in the prune phase, so that the second cycle begins with the retrain phase.
+        second_peak: The peak of the second cycle of the learning rate, relative to the first. The first cycle is fine-tuning,
+            so that the dense model is trained to its end; the second one is the rest.
+        rests: Whether the backbone is frozen in the prune phase, so that the second cycle begins with the retrain phase.
     """
 
     finetune: int = 0
@@ -36,45 +36,21 @@ class Schedule:
     rests: bool = False
 
     @classmethod
-    def of_epochs(
-        cls,
-        steps: int,
-        *,
-        finetune: float,
-        prune: float,
-        retrain: float,
-        ramp_share: float,
-        rise_share: float,
-        decay: Decay = "linear",
-        second_peak: float = 1.0,
-        rests: bool = False,
-    ) -> Schedule:
-        """Divide ``steps`` among phases in proportion to their length in epochs; the prune phase has at least one, unless it
-        has no length at all."""
-        epochs = finetune + prune + retrain
-        first = min(steps - (1 if prune > 0 else 0), round(steps * finetune / epochs))
-        second = max(1 if prune > 0 else 0, round(steps * prune / epochs))
-        return cls(first, min(steps, first + second), steps, ramp_share, rise_share, decay, second_peak, rests)
-
-    @classmethod
     def of_options(cls, steps: int, options: PrunerOptions, *, rests: bool = False) -> Schedule:
-        """The schedule of a run of so many optimiser steps; ``rests`` as in the class."""
-        second, first = options.prune_learning_rate, options.learning_rate
-        return cls.of_epochs(
-            steps,
-            finetune=options.finetune,
-            prune=options.prune,
-            retrain=options.retrain,
-            ramp_share=options.ramp,
-            rise_share=options.lr_warm_up,
-            decay=options.lr_decay,
-            second_peak=second / first if second is not None and first else 1.0,
-            rests=rests,
-        )
+        """Divide ``steps`` among phases in proportion to their length in epochs.
+
+        The prune phase has at least one step, unless its length is 0. ``rests`` is as in the class.
+        """
+        epochs, least = options.finetune + options.prune + options.retrain, 1 if options.prune > 0 else 0
+        finetune = min(steps - least, round(steps * options.finetune / epochs))
+        prune = min(steps, finetune + max(least, round(steps * options.prune / epochs)))
+        peak, first = options.prune_learning_rate, options.learning_rate
+        second_peak = peak / first if peak is not None and first else 1.0
+        return cls(finetune, prune, steps, options.ramp, options.lr_warm_up, options.lr_decay, second_peak, rests)
 
     def shortened(self, start: int, steps: int) -> Schedule:
-        """The same to step ``start``, after which only ``steps`` follow; the prune phase keeps its share of them.
-        A cycle of the learning rate that has begun before is squeezed as a whole."""
+        """Return the same schedule to step ``start``, after which only ``steps`` follow; the prune phase keeps its share of
+        them. A cycle of the learning rate that has begun before is squeezed as a whole."""
         if start >= self.prune:
             return replace(self, end=start + steps)
         share = (self.prune - start) / (self.end - start)
@@ -84,17 +60,17 @@ class Schedule:
         return "finetune" if step < self.finetune else "prune" if step < self.prune else "retrain"
 
     def ramp(self, step: int) -> float:
-        """How far the target or the price has gone, 0 to 1; 0 outside the prune phase."""
+        """Return the progress of the target or the price, 0 to 1; 0 outside the prune phase."""
         if self.phase(step) != "prune":
             return 0.0
         return ramped(step - self.finetune + 1, self.ramp_share * (self.prune - self.finetune))
 
     def progress(self, step: int, *, on_ramp: bool) -> float:
-        """How far pruning has come, 0 before the prune phase and 1 after it.
+        """Return the progress of pruning, 0 before the prune phase and 1 after it.
 
         Args:
-            step: of the optimiser.
-            on_ramp: whether it ends with the ramp, or else with the phase.
+            step: The step of the optimiser.
+            on_ramp: Whether it ends with the ramp, or else with the phase.
         """
         phase = self.phase(step)
         if phase != "prune":
@@ -102,7 +78,7 @@ class Schedule:
         return self.ramp(step) if on_ramp else (step - self.finetune) / max(1, self.prune - self.finetune - 1)
 
     def backbone_rate(self, step: int) -> float:
-        """Factor of the backbone's learning rate: in each cycle a linear rise, then a fall."""
+        """Return the factor of the backbone's learning rate: in each cycle a linear rise, then a fall."""
         if step < self.finetune:
             return self._cycle(step, self.finetune)
         start = min(self.prune, self.end - 1) if self.rests else self.finetune
@@ -115,5 +91,5 @@ class Schedule:
         return min((step + 1) / rise, max(0.0, (steps - step) / max(1, steps - rise)))
 
     def gate_rate(self, step: int) -> float:
-        """Factor of the learning rate of gates, which rest outside the prune phase."""
+        """Return the factor of the learning rate of gates, which are frozen outside the prune phase."""
         return 1.0 if self.phase(step) == "prune" else 0.0

@@ -1,4 +1,4 @@
-"""How gates in training come to their final number: held to a budget, or paying a price; and the mask that they leave."""
+"""Steer gates in training to their final number, by a budget or a price, and make the mask that they leave."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ from training.config import PrunerOptions
 
 
 def kinds_to_prune(options: PrunerOptions, known: Collection[Kind]) -> list[Kind] | None:
-    """Those with a budget, or without one with a price; None for all. The others stay whole, and are not drawn, so that
-    what pruning leaves alone is trained as it will be used."""
+    """Return the kinds of attention with a budget, or without a budget with a price; None for all.
+
+    The others stay whole and are not drawn, so they are trained as they will be used.
+    """
     budget, price = options.budget, options.price
     if isinstance(budget, Mapping):
         return [kind for kind in known if kind in budget]
@@ -33,7 +35,7 @@ def kinds_to_prune(options: PrunerOptions, known: Collection[Kind]) -> list[Kind
 
 
 def new_gates(options: PrunerOptions, backbone: nn.Module, kinds: list[Kind] | None) -> HeadGates:
-    """Gates for a backbone as the options have them, not attached."""
+    """Return gates for a backbone as the options have them, not attached."""
     return HeadGates(
         backbone,
         options.unit,
@@ -53,15 +55,15 @@ class GateController:
     """Steers the gates of a run. It changes ``log_alpha`` in place.
 
     Args:
-        options: of the run.
-        gates: of its model, as its family starts them.
-        kinds: of attention that are pruned; None for all.
+        options: The options of the run.
+        gates: The gates of its model, as their family starts them.
+        kinds: The kinds of attention that are pruned; None for all.
 
     Attributes:
-        budget: None where a price decides.
+        budget: The budget; None where a price decides.
 
     Raises:
-        GateError: for a budget or prices that the model cannot have.
+        GateError: For a budget or prices that the model cannot have.
     """
 
     def __init__(self, options: PrunerOptions, gates: HeadGates, kinds: list[Kind] | None) -> None:
@@ -73,14 +75,10 @@ class GateController:
             self.prices *= gates.is_learned.cpu()  # what is not learned costs nothing
         self.budget_controller: BudgetController | None = None
         if options.budget is not None:
-            self.budget_controller = BudgetController(
-                gates,
-                options.budget,
-                minimum_per_layer=options.minimum_per_layer,
-            )
+            self.budget_controller = BudgetController(gates, options.budget, minimum_per_layer=options.minimum_per_layer)
         self.budget = None if self.budget_controller is None else self.budget_controller.budget
         self.paid: list[list[float]] = []
-        """Prices of the steps since the schedule has come to the budget, of all gates or of each budgeted kind."""
+        """The prices of the steps since the schedule has reached the budget, of all gates or of each budgeted kind."""
 
     @property
     def is_enforced(self) -> bool:
@@ -92,20 +90,19 @@ class GateController:
         """Whether a score sets the gates apart when the prune phase begins."""
         return (self.is_enforced or self.options.gate in TOP_K_FAMILIES) and self.options.init_spread != 0
 
-    # -- while gates are trained -------------------------------------------------------------------------------
-
     @torch.no_grad()
     def set_apart_(self, scores: Tensor) -> None:
-        """Set the gates apart by scores ``[gates]``; the first step brings their sum to its course."""
+        """Set the gates apart by scores ``[gates]``; the first step brings their sum to the schedule."""
         assert self.options.init_spread is not None  # the options have put a default in its place
         set_apart_(self.gates, scores, self.options.init_spread)
 
     def penalty(self, ramp: float) -> Tensor:
-        """Return what is added to the loss: a given price, or 0 where :meth:`enforce_` applies the price after the step.
-        Times 0 outside the prune phase, so that every parameter has a gradient in every process.
+        """Return the penalty of the loss: a given price, or 0 where :meth:`enforce_` applies the price after the step.
+
+        It is times 0 outside the prune phase, so that every parameter has a gradient in every process.
 
         Args:
-            ramp: how far the schedule or the price has gone, 0 to 1; 0 outside the prune phase.
+            ramp: The progress of the schedule or the price, 0 to 1; 0 outside the prune phase.
         """
         if self.budget is None or self.options.gate == "clamped-linear":
             probability = self.gates.open_probability()
@@ -114,8 +111,8 @@ class GateController:
 
     @torch.no_grad()
     def enforce_(self, ramp: float, optimizer: Optimizer) -> None:
-        """After a step of the optimiser, hold the expected number of open heads to the schedule, in the whole model or in
-        each budgeted kind; gates pay the price for it."""
+        """Hold the expected number of open heads to the schedule after a step of the optimiser, in the whole model or in each
+        budgeted kind; gates pay the price for it."""
         if self.is_enforced:
             assert self.budget_controller is not None
             self.budget_controller.enforce_(ramp, optimizer)
@@ -123,7 +120,7 @@ class GateController:
                 self.paid.append(list(self.budget_controller.price))
 
     def goals(self, ramp: float) -> list[float]:
-        """Open gates aimed at, in all or of each budgeted kind; none without a budget of gates."""
+        """Return the target number of open gates, in all or of each budgeted kind; none without a budget of gates."""
         if self.budget_controller is None or self.budget is None or self.budget_controller.time is not None:
             return []
         budget, learned = self.budget, self.gates.learned
@@ -138,11 +135,7 @@ class GateController:
 
     @torch.no_grad()
     def milliseconds(self, ramp: float) -> dict[str, float]:
-        """Under a budget in time, while gates are held to it, the ``expected`` milliseconds and the ``target``.
-
-        Args:
-            ramp: how far the schedule has gone, 0 to 1; 0 outside the prune phase.
-        """
+        """Return the ``expected`` milliseconds and the ``target`` while gates are held to a budget in time; else nothing."""
         if self.budget_controller is None or self.budget_controller.time is None or self.gates.mode != "stochastic":
             return {}
         probability = self.gates.open_probability()
@@ -150,24 +143,24 @@ class GateController:
         return {"expected": float(expected), "target": self.budget_controller.goals(ramp)[0]}
 
     def prices_paid(self) -> dict[str, Any]:
-        """The last price and those since the schedule has come to the budget, for a checkpoint."""
+        """Return the last price and those since the schedule has reached the budget, for a checkpoint."""
         return {
             "last": [] if self.budget_controller is None else list(self.budget_controller.price),
             "at_budget": list(self.paid),
         }
 
     def restore_prices_(self, found: Mapping[str, Any]) -> None:
-        """What :meth:`prices_paid` gave; nothing has been paid yet where it is empty."""
+        """Restore the prices of :meth:`prices_paid`; no price has been paid yet where they are empty."""
         self.paid = list(found.get("at_budget", []))
         if self.budget_controller is not None:
             self.budget_controller.price = list(found.get("last", [])) or [0.0] * len(self.budget_controller.price)
 
     def price_by_kind(self, ramp: float) -> dict[Kind, float]:
-        """What an expected open gate costs now, or under a budget in time an expected millisecond, in units of the loss: a
-        price that is given, or the one of the last step.
+        """Return the price of an expected open gate, or under a budget in time of an expected millisecond, in units of the
+        loss: a given price, or the one of the last step.
 
         Args:
-            ramp: how far the schedule or the price has gone, 0 to 1; 0 outside the prune phase.
+            ramp: The progress of the schedule or the price, 0 to 1; 0 outside the prune phase.
         """
         sizes = self.gates.kind_sizes()
         present = [kind for kind in KINDS if kind in sizes]
@@ -184,15 +177,15 @@ class GateController:
         }
 
     def logged_prices(self, ramp: float) -> dict[str, float]:
-        """The prices of :meth:`price_by_kind` as logs name them: ``price``, the highest, and of several kinds ``price/KIND``
-        too; none without a prune phase."""
+        """Return the prices of :meth:`price_by_kind` for logs: ``price``, the highest, and ``price/KIND`` if there are several
+        kinds; none without a prune phase."""
         by_kind = self.price_by_kind(ramp) if self.options.prune > 0 else {}
         highest = {"price": max(by_kind.values())} if by_kind else {}
         return highest | {f"price/{kind}": price for kind, price in by_kind.items() if len(by_kind) > 1}
 
     @torch.no_grad()
     def solved_penalty(self, ramp: float) -> Tensor:
-        """The penalty at the price of the last step, a number to be logged: after the step, gates go down its gradient."""
+        """Return the penalty at the price of the last step, for logs: after the step, gates go down its gradient."""
         probability, kinds = self.gates.open_probability(), self.gates.kind_index()
         if self.budget is None:
             return probability.new_zeros(())
@@ -202,18 +195,16 @@ class GateController:
         parts = [price * probability[kinds == KINDS.index(kind)].sum() for kind, price in self.price_by_kind(ramp).items()]
         return sum(parts, probability.new_zeros(()))
 
-    # -- what they leave ---------------------------------------------------------------------------------------
-
     def mask_within(self, scores: Tensor, budget: Budget) -> Tensor:
-        """The 0/1 mask ``[gates]`` of the highest scores: exactly the budget, with the minimum per layer.
+        """Return the 0/1 mask ``[gates]`` of the highest scores: exactly the budget, with the minimum per layer.
 
         Raises:
-            GateError: if the minimum does not fit into the budget.
+            GateError: If the minimum does not fit into the budget.
         """
         return self.gates.mask_of(scores, budget, minimum_per_layer=self.options.minimum_per_layer)
 
     def learned_mask(self) -> Tensor:
-        """What log_alpha says now: the highest within the budget, or without one every gate above 0."""
+        """Return the mask of the present log_alpha: the highest within the budget, or without one every gate above 0."""
         log_alpha = self.gates.log_alpha.detach()
         if self.budget_controller is not None:
             return self.budget_controller.mask()
@@ -229,9 +220,9 @@ class GateController:
         return self.mask_within(log_alpha, Budget.parse(counts, self.gates.kind_sizes()))
 
     def learned(self) -> dict[str, Any]:
-        """What gates have learned, as JSON: log_alpha and their own mask, each ``[gates]``; how many gates this mask closes,
-        how many of them are closed in evaluation without it; and the median price since the schedule has come to the budget, in
-        all or of each budgeted kind."""
+        """Return the state of the gates as JSON: log_alpha and their own mask, each ``[gates]``; the number of gates that this
+        mask closes, and of those that are closed in evaluation without it; and the median price since the schedule has reached
+        the budget, in all or of each budgeted kind."""
         mask = self.learned_mask()
         closed = mask == 0
         is_closed = self._values_in_evaluation() <= 0
@@ -245,8 +236,8 @@ class GateController:
         }
 
     def budget_of(self, mask: Tensor) -> Budget:
-        """The run's budget; with a price in its place the one that a mask ``[gates]`` fills, of each kind if prices are per
-        kind: other kinds stay whole then."""
+        """Return the run's budget; with a price in its place the one that a mask ``[gates]`` fills, of each kind if prices are
+        per kind: other kinds stay whole then."""
         if self.budget is not None:
             return self.budget
         if self.kinds is None:
@@ -255,7 +246,7 @@ class GateController:
 
     @torch.no_grad()
     def _values_in_evaluation(self) -> Tensor:
-        """The gates ``[gates]`` that log_alpha makes, whatever mask is fixed."""
+        """Return the gates ``[gates]`` that log_alpha makes, whatever mask is fixed."""
         before, self.gates.mode = self.gates.mode, "stochastic"
         try:
             return self.gates.values()
@@ -263,5 +254,4 @@ class GateController:
             self.gates.mode = before
 
     def _open_of(self, kind: Kind, mask: Tensor) -> int:
-        """Gates of a kind that a mask ``[gates]`` keeps."""
         return int(mask[(self.gates.kind_index() == KINDS.index(kind)).to(mask.device)].sum())

@@ -14,14 +14,31 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from gates.attention.modes import evaluating
 from gates.errors import GateError
 from training.config import Source
-from training.tasks.base import IGNORED, Batch, Task, end_token, start_token, tokens_of
-from training.tasks.encoder_decoder import check_vocabulary, positions
+from training.tasks.base import IGNORED, Batch, TokenMeans, end_token, start_token, tokens_of
+from training.tasks.encoder_decoder import check_positions, check_vocabulary
 from training.tasks.loading import config_of, from_config, load_pretrained
 
 # Metrics of language models over a whole split.
 
 
-class Perplexity(Metric):
+class _Ratio(Metric):
+    """A sum over a whole split, divided by the number of units."""
+
+    is_differentiable = False
+    full_state_update = False
+    total: Tensor
+    units: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("total", "units"):
+            self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+
+    def compute(self) -> Tensor:
+        return self.total / self.units
+
+
+class Perplexity(_Ratio):
     """``exp(total negative log likelihood / units)``: per token, or per word or byte of the same text, whose numbers do not
     depend on the tokenizer.
 
@@ -33,32 +50,23 @@ class Perplexity(Metric):
     tensor(7.3891, dtype=torch.float64)
     """
 
-    is_differentiable = False
     higher_is_better = False
-    full_state_update = False
-    surprise: Tensor
-    units: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        for name in ("surprise", "units"):
-            self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, surprise: Tensor, units: Tensor) -> None:
         """Add examples.
 
         Args:
-            surprise: negative log likelihoods in nats ``[batch]``.
-            units: tokens, words or bytes of each ``[batch]``.
+            surprise: The negative log likelihoods in nats ``[batch]``.
+            units: The tokens, words or bytes of each ``[batch]``.
         """
-        self.surprise += surprise.double().sum()
+        self.total += surprise.double().sum()
         self.units += units.double().sum()
 
     def compute(self) -> Tensor:
-        return (self.surprise / self.units).exp()
+        return super().compute().exp()
 
 
-class TokenAccuracy(Metric):
+class TokenAccuracy(_Ratio):
     """The share of tokens that are the most likely one.
 
     >>> accuracy = TokenAccuracy()
@@ -67,39 +75,27 @@ class TokenAccuracy(Metric):
     tensor(0.5000, dtype=torch.float64)
     """
 
-    is_differentiable = False
     higher_is_better = True
-    full_state_update = False
-    correct: Tensor
-    tokens: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        for name in ("correct", "tokens"):
-            self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Add examples.
 
         Args:
-            logits: ``[batch, position, vocabulary]``.
-            labels: tokens to predict ``[batch, position]``; -100 where nothing is.
+            logits: The logits ``[batch, position, vocabulary]``.
+            labels: The tokens to predict ``[batch, position]``; -100 where there is none.
         """
-        self.correct += (logits.argmax(-1) == labels).sum()  # -100 is no token
-        self.tokens += (labels != IGNORED).sum()
-
-    def compute(self) -> Tensor:
-        return self.correct / self.tokens
+        self.total += (logits.argmax(-1) == labels).sum()  # -100 is no token
+        self.units += (labels != IGNORED).sum()
 
 
 @dataclass
-class CausalLM(Task):
+class CausalLM(TokenMeans):
     """Language modelling with an ``AutoModelForCausalLM``. An example is a block of text.
 
     Args:
-        packing: whether a block holds several documents, which are kept apart by positions that start again with each:
+        packing: Whether a block holds several documents. They are kept apart by positions that start again with each:
             Transformers makes a block-diagonal mask of them.
-        max_length: longest block in tokens.
+        max_length: The longest block in tokens.
     """
 
     packing: bool = True
@@ -108,7 +104,7 @@ class CausalLM(Task):
     lower_is_better: bool = field(default=True, init=False)
 
     def build(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-        """A pretrained decoder, or a new one, that is seen to predict from earlier tokens of the same document alone; see
+        """Load or make a decoder, and check that it predicts from earlier tokens of the same document alone; see
         :meth:`Task.build`."""
         if source.backbone is None:
             model, name = _new(source.from_scratch or {}, tokenizer, self.max_length), "the new model"
@@ -118,17 +114,13 @@ class CausalLM(Task):
             name = repr(source.backbone)
             model = load_pretrained(AutoModelForCausalLM, source, config, what="a language model")
         check_vocabulary(model, tokenizer, name)
-        limit = positions(model.config, "decoder")
-        if limit is not None and self.max_length > limit:
-            raise GateError(
-                f"max_length is {self.max_length}, but {name} has {limit} positions; set --data.max_length {limit} or lower"
-            )
+        check_positions(model.config, name, self.max_length, sides=("decoder",))
         self._check_sight(model, name)
         return model
 
     @torch.no_grad()
     def _check_sight(self, model: PreTrainedModel, name: str) -> None:
-        """Raises :class:`GateError` for a model whose predictions depend on later tokens or on other documents of a block."""
+        """Refuse a model whose predictions depend on later tokens or on other documents of a block."""
         length = min(6, self.max_length)
         tokens = model.config.get_text_config().vocab_size - 1
         ids = (torch.arange(2 * length, device=model.device) % tokens)[None] + 1
@@ -162,42 +154,29 @@ class CausalLM(Task):
                 )
 
     def losses(self, model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The mean cross-entropy of every block's tokens ``[batch]``, float32; logits ``[batch, position, vocabulary]``."""
+        """Return the mean cross-entropy of every block's tokens ``[batch]``, float32, and the logits ``[batch, position,
+        vocabulary]``."""
         sight = "position_ids" if self.packing else "attention_mask"
         # Transformers makes no mask of positions where a model keeps a cache.
         logits = model(input_ids=batch["input_ids"], **{sight: batch[sight]}, use_cache=False).logits.float()
         labels = batch["labels"]
         return token_losses(logits, labels).sum(-1) / tokens_of(labels), logits
 
-    def batch_loss(self, losses: Tensor, batch: Batch) -> Tensor:
-        """The mean over all tokens of the batch."""
-        tokens = tokens_of(batch["labels"])
-        return (losses * tokens).sum() / tokens.sum()
-
-    def batch_weight(self, batch: Batch) -> float:
-        """Its tokens, so that every token counts alike in whatever process it is."""
-        return float(tokens_of(batch["labels"]).sum())
-
-    def example_weights(self, batch: Batch) -> Tensor:
-        """Its tokens: the loss of a split is a mean over tokens."""
-        return tokens_of(batch["labels"])
-
     def model_inputs(self, model: PreTrainedModel, batch: Batch) -> dict[str, Tensor]:
-        """The tokens with a mask of padding, as everybody calls a language model."""
+        """Return the tokens with a mask of padding, as a language model is usually called."""
         return {"input_ids": batch["input_ids"], "attention_mask": (batch["labels"] != IGNORED).long()}
 
     def valid_queries(self, batch: Batch) -> dict[str, Tensor | None]:
-        """All but padding."""
         valid = batch["labels"] != IGNORED
         return {"encoder": valid, "decoder": valid, "cross": valid}
 
     def metrics(self, split: str) -> MetricCollection:
-        """Perplexity per token, per word and per byte of the text, and the share of tokens that are predicted right."""
+        """Return perplexity per token, per word and per byte of the text, and the share of tokens that are predicted right."""
         named: dict[str, Any] = {name: Perplexity() for name in ("perplexity", "word_perplexity", "byte_perplexity")}
         return MetricCollection({**named, "accuracy": TokenAccuracy()}, compute_groups=False)
 
     def metric_types(self) -> dict[str, dict[str, Any]]:
-        """Of tokens; the perplexity of ``evaluate`` is another, with tokens and texts of its own."""
+        """Return the accuracy alone: the perplexity of ``evaluate`` loads a model and tokenizes texts by itself."""
         return {"accuracy": {"type": "accuracy"}}
 
     def update(self, metrics: MetricCollection, model: PreTrainedModel, batch: Batch, logits: Tensor) -> None:
@@ -207,27 +186,27 @@ class CausalLM(Task):
         metrics["accuracy"].update(logits, batch["labels"])
 
     def predictions(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The negative log likelihood of every block in nats, and its tokens, ``[batch]`` each."""
+        """Return the negative log likelihood of every block in nats, and its number of tokens, ``[batch]`` each."""
         labels = batch["labels"]
         return token_losses(logits, labels).double().sum(-1), tokens_of(labels)
 
 
 def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """The cross-entropy of every token ``[batch, position]`` in nats; 0 where nothing is to be predicted."""
+    """Return the cross-entropy of every token ``[batch, position]`` in nats; 0 where there is nothing to predict."""
     flat = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none", ignore_index=IGNORED)
     return flat.unflatten(0, labels.shape)
 
 
 def _are_same(logits: Tensor, others: Tensor) -> bool:
-    """Whether logits differ no more than by the order in which they were computed; in half precision, where that can be much,
-    they are to be of passes of equal shape, and the same."""
+    """Return whether logits differ no more than by the order in which they were computed. In half precision that can be much,
+    so there they must be of passes of equal shape, and equal."""
     if logits.dtype == torch.bfloat16:
         return torch.equal(logits, others)
     return torch.allclose(logits, others, rtol=1e-3, atol=1e-4)
 
 
 def _new(fields: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, max_length: int) -> PreTrainedModel:
-    """A new decoder, by default a GPT-2, that knows the tokens which a document begins and ends with."""
+    """Return a new decoder, by default a GPT-2, that knows the tokens which a document begins and ends with."""
     given = {"model_type": "gpt2", **fields}
     start, end = start_token(tokenizer), end_token(tokenizer)
     tokens = {"bos_token_id": start, "eos_token_id": end, "pad_token_id": tokenizer.pad_token_id}
@@ -237,7 +216,7 @@ def _new(fields: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, max_leng
 
 
 def check_causal(config: Any, name: str) -> None:
-    """Raises :class:`GateError` if there is no language model of this config, called ``name``, that predicts the next token."""
+    """Raise :class:`GateError` if no language model of this config, called ``name``, predicts the next token."""
     if type(config) not in AutoModelForCausalLM._model_mapping or getattr(config, "is_encoder_decoder", False):
         raise GateError(
             f"{name!r} is a {config.model_type} model, which does not predict the next token; language modelling needs a "

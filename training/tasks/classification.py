@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -33,15 +33,13 @@ from training.tasks.loading import config_of, from_config, load_pretrained, read
 from training.truth.compiler import compiled
 from training.truth.program import PROGRAMS
 
-# What labels of sentences have in common, classes, numbers or a tag for each word: the model, and what goes into it.
-
 
 class SentenceTask(Task):
-    """Labels of sentences, by default by an ``AutoModelForSequenceClassification``.
+    """Labels of sentences, classes, numbers or a tag for each word, by default by an ``AutoModelForSequenceClassification``.
 
     Attributes:
-        auto: Auto class of the model.
-        what: the model as errors call it.
+        auto: The Auto class of the model.
+        what: The name of the model in errors.
     """
 
     auto: ClassVar[Any] = AutoModelForSequenceClassification
@@ -50,10 +48,10 @@ class SentenceTask(Task):
     @property
     @abstractmethod
     def label_fields(self) -> dict[str, Any]:
-        """Config fields that say what the model tells of a sentence, ``num_labels`` among them."""
+        """The config fields that describe the labels, ``num_labels`` among them."""
 
     def build(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-        """A pretrained backbone with a head for the labels, or a new one; see :meth:`Task.build`."""
+        """Load a pretrained backbone with a head for the labels, or make a new one; see :meth:`Task.build`."""
         fields = self.label_fields
         if source.from_scratch is not None:
             tokens = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
@@ -65,13 +63,21 @@ class SentenceTask(Task):
             check_vocabulary(model, tokenizer, "the new model")
             return model
         config = config_of(source)
-        resized = config.num_labels != fields["num_labels"]
-        set_labels_(config, fields)
         if getattr(config, "pad_token_id", None) is None:
             config.pad_token_id = tokenizer.pad_token_id
-        model = load_pretrained(self.auto, source, config, what=self.what, resized=resized)
+        model = self.load(source, config)
         check_vocabulary(model, tokenizer, repr(source.backbone))
         return model
+
+    def load(self, source: Source, config: Any) -> PreTrainedModel:
+        """Load a pretrained backbone, with the labels of this task in its config in place of those of another."""
+        fields = self.label_fields
+        resized = config.num_labels != fields["num_labels"]
+        others = ("finetuning_task", "task_specific_params", "function_to_apply")  # which pipelines follow
+        stale = {name: None for name in others if getattr(config, name, None) is not None}
+        for name, value in (fields | stale).items():
+            setattr(config, name, value)
+        return load_pretrained(self.auto, source, config, what=self.what, resized=resized)
 
     def model_inputs(self, model: PreTrainedModel, batch: Batch) -> dict[str, Tensor]:
         return {name: tensor for name, tensor in batch.items() if name != "labels"}
@@ -81,22 +87,8 @@ class SentenceTask(Task):
         return {"encoder": mask, "decoder": mask, "cross": mask}
 
 
-def set_labels_(config: Any, fields: Mapping[str, Any]) -> None:
-    """Set the config fields of the task that the run trains, and clear those of another task.
-
-    Args:
-        config: The config of the backbone.
-        fields: The fields of the labels.
-    """
-    for name, value in fields.items():
-        setattr(config, name, value)
-    for name in ("finetuning_task", "task_specific_params", "function_to_apply"):  # which pipelines follow
-        if getattr(config, name, None) is not None:
-            setattr(config, name, None)
-
-
 def label_names(labels: Sequence[str]) -> dict[str, Any]:
-    """Config fields of classes by their names, whose positions are their numbers."""
+    """Return the config fields of classes by their names, whose positions are their numbers."""
     return {
         "num_labels": len(labels),
         "id2label": dict(enumerate(labels)),
@@ -199,7 +191,7 @@ class Classification(SentenceTask):
     """Sentence classification with an ``AutoModelForSequenceClassification``.
 
     Args:
-        labels: class names; a class's position is its number. With ``binary_f1`` the second one is the positive one.
+        labels: The class names; a class's position is its number. With ``binary_f1`` the second one is the positive one.
         main_metric: ``accuracy``, ``f1``, ``binary_f1`` or ``matthews``.
     """
 
@@ -213,12 +205,12 @@ class Classification(SentenceTask):
         return label_names(self.labels) | {"problem_type": "single_label_classification"}
 
     def losses(self, model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Cross-entropy of every example ``[batch]``, float32, and the logits ``[batch, classes]``."""
+        """Return the cross-entropy of every example ``[batch]``, float32, and the logits ``[batch, classes]``."""
         logits = model(**self.model_inputs(model, batch)).logits.float()
         return torch.nn.functional.cross_entropy(logits, batch["labels"], reduction="none"), logits
 
     def metrics(self, split: str) -> MetricCollection:
-        """Accuracy, macro F1 and Matthews correlation, and binary F1 where it is asked for, the same for every split."""
+        """Return accuracy, macro F1 and Matthews correlation, and binary F1 if it is the main metric, for any split."""
         functions = {"accuracy": accuracy, "f1": macro_f1, "matthews": matthews}
         if self.main_metric == "binary_f1":
             functions["binary_f1"] = binary_f1
@@ -237,18 +229,12 @@ class Classification(SentenceTask):
 
 
 def stated_labels(backbone: str | None, *, trust_remote_code: bool = False) -> list[str] | None:
-    """The class names that a fine-tuned checkpoint states, in its order; None for placeholders like LABEL_0."""
+    """Return the class names that a fine-tuned checkpoint states, in its order; None for placeholders like LABEL_0."""
     if backbone is None:
         return None
     config = read_config(backbone, trust_remote_code=trust_remote_code)
     names = [str(name) for _, name in sorted(config.id2label.items())]
     return None if all(name == f"LABEL_{index}" for index, name in enumerate(names)) else names
-
-
-# Image classification: the Auto class, and images of the size that the model sees.
-
-CHANNELS = 3
-"""Red, green and blue."""
 
 
 @dataclass
@@ -259,34 +245,34 @@ class ImageClassification(Classification):
     what: ClassVar[str] = "a classifier of images"
 
     def build(self, source: Source, tokenizer: Any) -> PreTrainedModel:
-        """A pretrained backbone with a head for the classes, or a new one for images of the size that the processor makes; see
-        :meth:`Task.build`.
+        """Load a pretrained backbone with a head for the classes, or make a new one for images of the size that the processor
+        makes; see :meth:`Task.build`.
 
         Args:
-            source: of the model.
-            tokenizer: the image processor of the data.
+            source: The source of the model.
+            tokenizer: The image processor of the data.
         """
-        fields, size = self.label_fields, size_of(tokenizer)
+        pixels = tokenizer(images=[Image.new("RGB", (64, 48))], return_tensors="pt")["pixel_values"]
+        size = int(pixels.shape[-2]), int(pixels.shape[-1])
         if source.from_scratch is not None:
-            model = from_config(self.auto, {**source.from_scratch, **fields}, {"image_size": size[0], "num_channels": CHANNELS})
+            fields = {**source.from_scratch, **self.label_fields}
+            model = from_config(self.auto, fields, {"image_size": size[0], "num_channels": 3})
             check_images(model.config, size, "the new model", "set --data.image_size to it")
             return model
         config = config_of(source)
         check_images(config, size, repr(source.backbone), "correct its preprocessor_config.json")
-        resized = config.num_labels != fields["num_labels"]
-        set_labels_(config, fields)
-        return load_pretrained(self.auto, source, config, what=self.what, resized=resized)
+        return self.load(source, config)
 
     def model_inputs(self, model: PreTrainedModel, batch: Batch) -> dict[str, Tensor]:
-        """Pixels as numbers of the type that the model computes with."""
+        """Return pixels as numbers of the type that the model computes with."""
         return of_dtype(super().model_inputs(model, batch), model.dtype)
 
 
 def read_image_processor(name: str) -> BaseImageProcessor:
-    """What makes a model's input of an image, of a hub name or local folder. No code from it is run.
+    """Return the processor of a hub name or local folder, which makes a model's input of an image. No code from it is run.
 
     Raises:
-        GateError: if there is none, or it needs a package that is not installed.
+        GateError: If there is none, or it needs a package that is not installed.
     """
     try:
         processor: BaseImageProcessor = AutoImageProcessor.from_pretrained(name, trust_remote_code=False)
@@ -298,27 +284,21 @@ def read_image_processor(name: str) -> BaseImageProcessor:
     return processor
 
 
-def size_of(processor: BaseImageProcessor) -> tuple[int, int]:
-    """Height and width of what a processor makes of an image."""
-    pixels = processor(images=[Image.new("RGB", (64, 48))], return_tensors="pt")["pixel_values"]
-    return int(pixels.shape[-2]), int(pixels.shape[-1])
-
-
 def check_images(config: Any, size: tuple[int, int], name: str, mend: str) -> None:
-    """Raises :class:`GateError` if a model of this config sees images of another size, or not of three colours.
+    """Raise :class:`GateError` if a model of this config sees images of another size, or not of three colours.
 
     Args:
-        config: of the model.
-        size: height and width of the images.
-        name: what an error calls the model.
-        mend: how the size can be made right.
+        config: The config of the model.
+        size: The height and width of the images.
+        name: The name of the model in an error.
+        mend: How the size can be made right.
     """
     stated = getattr(config, "image_size", None)
     wanted = tuple(stated) if isinstance(stated, (list, tuple)) else (stated, stated)
     if stated is not None and wanted != size:
         raise GateError(f"{name} sees images of {wanted[0]} x {wanted[1]} pixels, and they have {size[0]} x {size[1]}; {mend}")
-    if (channels := getattr(config, "num_channels", CHANNELS)) != CHANNELS:
-        raise GateError(f"{name} sees images of {channels} channels; expected {CHANNELS}, red, green and blue")
+    if (channels := getattr(config, "num_channels", 3)) != 3:
+        raise GateError(f"{name} sees images of {channels} channels; expected 3, red, green and blue")
 
 
 # A number for each sentence: the Auto class, the loss of every example and the metrics.
@@ -392,7 +372,7 @@ class Correlation(Metric):
             self.add_state(name, [], dist_reduce_fx="cat")
 
     def update(self, predictions: Tensor, targets: Tensor) -> None:
-        """Add examples: what is predicted and what should be, ``[batch]`` each."""
+        """Add examples: predictions and targets, ``[batch]`` each."""
         self.predictions.append(predictions)
         self.targets.append(targets)
 
@@ -418,13 +398,15 @@ class Regression(SentenceTask):
         return {"num_labels": 1, "problem_type": "regression"}
 
     def losses(self, model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The squared error of every example ``[batch]``, float32, and what is predicted ``[batch, 1]``."""
+        """Return the squared error of every example ``[batch]``, float32, and the predictions ``[batch, 1]``."""
         logits = model(**self.model_inputs(model, batch)).logits.float()
         return torch.square(logits[:, 0] - batch["labels"]), logits
 
     def metrics(self, split: str) -> MetricCollection:
-        """Pearson's correlation and Spearman's, of ranks, the same for every split. A model that says the same of every
-        sentence, as one may without its heads, tells nothing apart: both are 0 then, where they would be undefined."""
+        """Return Pearson's correlation and Spearman's, of ranks, the same for every split.
+
+        A model may predict the same for every sentence, as without its heads. Then both are undefined, and 0 here.
+        """
         return MetricCollection({"pearson": Correlation(pearson), "spearman": Correlation(spearman)}, compute_groups=False)
 
     def metric_types(self) -> dict[str, dict[str, Any]]:
@@ -434,26 +416,23 @@ class Regression(SentenceTask):
         metrics.update(logits[:, 0], batch["labels"])
 
     def predictions(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Numbers, of the model and as they should be."""
+        """Return the predicted and the true numbers."""
         return logits[:, 0], batch["labels"]
-
-
-# A question that a compiled program answers: the model is given, with its weights and with the heads that it needs.
 
 
 @dataclass
 class KnownAnswer(Classification):
-    """The classifier that is compiled from a program.
+    """The classifier that is compiled from a program, with its weights and the heads that it needs.
 
     Args:
         labels: ``no`` and ``yes``.
-        program: name of the program.
+        program: The name of the program.
     """
 
     program: str = ""
 
     def build(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-        """The compiled model; rotation, places of heads and noise come from torch's seed. See :meth:`Task.build`."""
+        """Return the compiled model; rotation, places of heads and noise come from torch's seed. See :meth:`Task.build`."""
         if source.backbone is not None or source.from_scratch is None:
             raise GateError(
                 f"the model of the program {self.program!r} is compiled, and {source.backbone!r} is given; give "

@@ -1,7 +1,8 @@
-"""Load an encoder-decoder, and say in one sentence why a model cannot translate."""
+"""Load an encoder-decoder, and refuse a model that cannot translate or take the texts."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
@@ -14,23 +15,23 @@ BEHIND_PADDING = (
     "roberta", "xlm-roberta", "xlm-roberta-xl", "roberta-prelayernorm", "camembert", "data2vec-text", "ibert", "xmod",
     "longformer", "mpnet", "esm", "lilt", "layoutlmv3", "luke", "markuplm",
 )  # fmt: skip
-"""Types of models whose first position is that behind the padding token's number, so that fewer are left for tokens."""
+"""Types of models whose first position is the one after the padding token's number, so that fewer are left for tokens."""
 
 
 def load_encoder_decoder(source: Source) -> PreTrainedModel:
-    """The encoder-decoder of a hub name or local folder; see :meth:`training.tasks.base.Task.build`."""
+    """Load the encoder-decoder of a hub name or local folder; see :meth:`training.tasks.base.Task.build`."""
     config = config_of(source)
     check_encoder_decoder(config, str(source.backbone))
     model = load_pretrained(AutoModelForSeq2SeqLM, source, config, what="an encoder-decoder")
     if model.config.decoder_start_token_id is None:
         raise GateError(
-            f"{source.backbone!r} does not say how its decoder starts; set decoder_start_token_id in its config.json"
+            f"{source.backbone!r} does not state how its decoder starts; set decoder_start_token_id in its config.json"
         )
     return model
 
 
 def check_encoder_decoder(config: Any, name: str) -> None:
-    """Raises :class:`GateError` if a model of this config, called ``name``, cannot translate."""
+    """Raise :class:`GateError` if a model of this config, called ``name``, cannot translate."""
     if type(config) not in AutoModelForSeq2SeqLM._model_mapping or not getattr(config, "is_encoder_decoder", False):
         raise GateError(
             f"{name!r} is a {config.model_type} model, which has no encoder and decoder; translation needs one that "
@@ -39,7 +40,7 @@ def check_encoder_decoder(config: Any, name: str) -> None:
 
 
 def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Raises :class:`GateError` if the tokenizer has a token that the model, called ``name``, has no embedding for."""
+    """Raise :class:`GateError` if the tokenizer has a token that the model, called ``name``, has no embedding for."""
     embeddings: Any = model.get_input_embeddings()
     rows, highest = int(embeddings.weight.shape[0]), max(tokenizer.get_vocab().values())
     if highest >= rows:
@@ -49,19 +50,22 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
         )
 
 
-def check_positions(config: Any, name: str, max_length: int, *, mend: str = "") -> None:
-    """Whether texts of a length fit into a model.
+def check_positions(
+    config: Any, name: str, max_length: int, *, sides: Sequence[str] = ("encoder", "decoder"), mend: str = ""
+) -> None:
+    """Check that texts of a length fit into a model.
 
     Args:
-        config: of the model.
-        name: what errors call it.
-        max_length: longest source, target or translation in tokens.
-        mend: another way to mend it, to end the error with.
+        config: The config of the model.
+        name: The name of the model in an error.
+        max_length: The longest source, target or translation in tokens.
+        sides: The parts of the model that see such texts.
+        mend: Another way to mend it, to end the error with.
 
     Raises:
-        GateError: if the encoder or the decoder takes fewer.
+        GateError: If a part of the model takes fewer.
     """
-    for side in ("encoder", "decoder"):
+    for side in sides:
         limit = positions(config, side)
         if limit is not None and max_length > limit:
             raise GateError(
@@ -71,7 +75,7 @@ def check_positions(config: Any, name: str, max_length: int, *, mend: str = "") 
 
 
 def check_longest(config: Any, name: str, longest: int) -> None:
-    """Raises :class:`GateError` if a model of this config, called ``name``, takes fewer tokens than the longest text has."""
+    """Raise :class:`GateError` if a model of this config, called ``name``, takes fewer tokens than the longest text has."""
     limit = min((limit for side in ("encoder", "decoder") if (limit := positions(config, side)) is not None), default=longest)
     if longest > limit:
         raise GateError(
@@ -80,8 +84,8 @@ def check_longest(config: Any, name: str, longest: int) -> None:
 
 
 def positions(config: Any, side: str) -> int | None:
-    """The most tokens that the ``encoder`` or ``decoder`` takes; None where no table limits them, as in T5, or with rotary or
-    relative positions alone."""
+    """Return the most tokens that the ``encoder`` or ``decoder`` takes; None where no table limits them, as in T5, or with
+    rotary or relative positions alone."""
     own: Any = getattr(config, side, None)
     own = own if hasattr(own, "model_type") else config  # two models in one
     if getattr(own, "rope_parameters", None) or getattr(own, "position_biased_input", True) is False:

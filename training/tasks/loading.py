@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import difflib
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,17 +24,12 @@ from gates.modeling_pruned import pruned_class
 from training.config import Source
 from training.config.data import TOKENIZER_FILES
 
-MOST_PARAMETERS, MOST_LAYERS = 20_000_000_000, 1000
-"""Of a new model. Layers are limited by themselves: counting the parameters of a million takes an hour."""
-DEPTHS = ("layers", "layer", "depth")
-"""How the names of fields end that say how many layers there are."""
-
 
 def read_config(backbone: str, *, trust_remote_code: bool = False) -> Any:
-    """The config of a hub name or local folder.
+    """Return the config of a hub name or local folder.
 
     Raises:
-        GateError: if there is none, it or another file of an export is damaged, or it needs code that comes with it and is not
+        GateError: If there is none, it or another file of an export is damaged, or it needs code that comes with it and is not
             trusted.
     """
     if Path(backbone).is_dir():
@@ -58,28 +52,28 @@ def read_config(backbone: str, *, trust_remote_code: bool = False) -> Any:
 
 
 def config_of(source: Source) -> Any:
-    """The config of a source's backbone; see :func:`read_config`."""
+    """Return the config of a source's backbone; see :func:`read_config`."""
     return read_config(str(source.backbone), trust_remote_code=source.trust_remote_code)
 
 
 def check_class(auto: Any, config: Any, name: str, purpose: str) -> None:
-    """Raises :class:`GateError` if an Auto class has no model of this config, called ``name``.
+    """Raise :class:`GateError` if an Auto class has no model of this config, called ``name``.
 
     Args:
-        auto: Auto class of the task.
-        config: of a model, perhaps with code of its own.
-        name: hub name or folder.
-        purpose: what the model cannot do then, and what can.
+        auto: The Auto class of the task.
+        config: The config of a model, perhaps with code of its own.
+        name: The hub name or folder.
+        purpose: The purpose that the model is not for, and a model that is.
     """
     if type(config) not in auto._model_mapping and not hasattr(config, "auto_map"):
         raise GateError(f"{name!r} is a {config.model_type} model, which does not {purpose}")
 
 
 def read_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a hub name or local folder. No code from it is run.
+    """Return the tokenizer of a hub name or local folder. No code from it is run.
 
     Raises:
-        GateError: if there is none, one of its files is damaged, or it needs a package that is not installed.
+        GateError: If there is none, one of its files is damaged, or it needs a package that is not installed.
     """
     folder = Path(name)
     if folder.is_dir():
@@ -105,17 +99,17 @@ def read_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def load_pretrained(auto: Any, source: Source, config: Any, *, what: str, resized: bool = False) -> PreTrainedModel:
-    """The weights of a hub name or local folder, exports of this project among them, in the type that is asked for.
+    """Load the weights of a hub name or local folder, exports of this project among them, in the type of the source.
 
     Args:
-        auto: Auto class of the task.
-        source: with a hub name or local folder.
-        config: as :func:`read_config` gave it, perhaps changed.
-        what: the model is called in errors, such as ``a classifier``.
-        resized: whether weights of another size are to be made anew.
+        auto: The Auto class of the task.
+        source: The source, with a hub name or local folder.
+        config: The config that :func:`read_config` gave, perhaps changed.
+        what: The name of the model in errors, such as ``a classifier``.
+        resized: Whether weights of another size are initialised again.
 
     Raises:
-        GateError: if the weights cannot be loaded.
+        GateError: If the weights cannot be loaded.
     """
     more: dict[str, Any] = {"trust_remote_code": source.trust_remote_code}
     if hasattr(config, "pruned_attention"):  # an export of this project, whose own code is not needed
@@ -139,24 +133,24 @@ def load_pretrained(auto: Any, source: Source, config: Any, *, what: str, resize
         elif not source.allow_pickle and "safetensors" in reason and (pickled or not folder.is_dir()):
             reason += " (a pytorch_model.bin is read only with --model.allow_pickle true)"
         raise GateError(f"cannot load {what} from {source.backbone!r}: {reason}") from error
-    return model if source.is_half else model.float()  # whose frequencies and the like Transformers leaves in float32
+    return model if source.is_half else model.float()  # Transformers leaves frequencies and the like in float32
 
 
 def from_config(auto: Any, fields: Mapping[str, Any], ours: Mapping[str, Any] | None = None) -> PreTrainedModel:
-    """A new model from config fields, ``model_type`` among them.
+    """Make a new model from config fields, with ``model_type`` among them.
 
     Args:
-        auto: its Auto class.
-        fields: of the config, as a user gave them.
-        ours: further fields, which need not be ones that the config states; those of the user go before them.
+        auto: The Auto class of the model.
+        fields: The fields of the config, as a user gave them.
+        ours: Further fields, which the config need not state; those of the user go before them.
 
     Raises:
-        GateError: if they are not the fields of a config, the Auto class has no model for it, or the model is too large.
+        GateError: If they are not the fields of a config, or the Auto class has no model for it.
     """
     fields = dict(fields)
     model_type = fields.pop("model_type", None)
     ours = ours or {}
-    known = _config_of(model_type)
+    known = _default_config(model_type)
     if "image_size" in ours:
         if not hasattr(known, "image_size"):
             raise GateError(
@@ -164,35 +158,21 @@ def from_config(auto: Any, fields: Mapping[str, Any], ours: Mapping[str, Any] | 
             )
     elif ours and not hasattr(known.get_text_config(), "vocab_size"):
         raise GateError(f"model.from_scratch is a model of type {model_type!r}, which takes no text; give one such as bert")
-    for name, value in fields.items():
-        if name not in ours and not hasattr(known, name):  # Transformers would keep it without a word
+    for name in fields:
+        if name not in ours and not hasattr(known, name):  # Transformers would keep it without a warning
             near = difflib.get_close_matches(name, sorted({*known.to_dict(), *known.attribute_map}), n=1)
             raise GateError(
-                f"model.from_scratch has the field {name!r}, which a config of {model_type} has not"
+                f"model.from_scratch has the field {name!r}, which a config of {model_type} does not have"
                 + (f"; did you mean {near[0]!r}?" if near else "; see its documentation")
             )
-        if isinstance(value, int) and name.endswith(DEPTHS) and value > MOST_LAYERS:
-            raise GateError(f"model.from_scratch has {name}: {value}; expected at most {MOST_LAYERS}")
-    parameters = None
     try:
-        config = AutoConfig.for_model(model_type, **{**ours, **fields})
-        parameters = count_parameters(auto, config)
-        if parameters is None or parameters <= MOST_PARAMETERS:
-            model: PreTrainedModel = auto.from_config(config)
-            return model
+        model: PreTrainedModel = auto.from_config(AutoConfig.for_model(model_type, **{**ours, **fields}))
     except Exception as error:  # configs and models raise errors of their own kinds
-        if parameters is None or not (isinstance(error, MemoryError) or "memory" in str(error)):
-            raise GateError(f"model.from_scratch is not a config of Transformers: {first_line(error)}") from error
-        raise GateError(
-            f"model.from_scratch is a model of {parameters:,} parameters, for which there is no memory here; make it smaller"
-        ) from error
-    raise GateError(
-        f"model.from_scratch is a model of {parameters:,} parameters; expected at most {MOST_PARAMETERS:,}, make it smaller"
-    )
+        raise GateError(f"model.from_scratch does not make a model: {first_line(error)}; correct its fields") from error
+    return model
 
 
-def _config_of(model_type: Any) -> PreTrainedConfig:
-    """The config of a type of model as it is by default; raises :class:`GateError` if there is no such type."""
+def _default_config(model_type: Any) -> PreTrainedConfig:
     if model_type is None:
         raise GateError("model.from_scratch has no model_type; give one, such as model_type: bert")
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
@@ -207,23 +187,9 @@ def _config_of(model_type: Any) -> PreTrainedConfig:
         raise GateError(f"model.from_scratch is not a config of Transformers: {first_line(error)}") from error
 
 
-def count_parameters(auto: Any, config: PreTrainedConfig) -> int | None:
-    """How many parameters a new model would have, without memory for them; None for one that cannot be made so.
-
-    Args:
-        auto: its Auto class.
-        config: which stays as it is.
-    """
-    try:
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            return sum(parameter.numel() for parameter in auto.from_config(copy.deepcopy(config)).parameters())
-    except Exception:  # the model itself says what is wrong
-        return None
-
-
 def base_model_name(source: Source) -> str:
-    """What a run's model is called: a hub name as it is; a local folder by its last part alone, since paths mean nothing
-    elsewhere; a new model by its type."""
+    """Return the name of a run's model: a hub name as it is; the last part of a local folder, since paths mean nothing
+    elsewhere; the type of a new model."""
     if source.backbone is None:
         return str((source.from_scratch or {}).get("model_type", "a new model"))
     name = source.backbone

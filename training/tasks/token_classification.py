@@ -13,7 +13,7 @@ from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 from transformers import AutoModelForTokenClassification, PreTrainedModel
 
-from training.tasks.base import IGNORED, Batch, tokens_of
+from training.tasks.base import IGNORED, Batch, TokenMeans, tokens_of
 from training.tasks.causal_lm import TokenAccuracy, token_losses
 from training.tasks.classification import SentenceTask, label_names
 
@@ -31,7 +31,7 @@ Entity = tuple[int, int, str]
 
 
 def scheme_of(tags: Collection[str]) -> Scheme | None:
-    """How tags stand for entities; None for tags that do not, such as parts of speech.
+    """Return how tags mark entities; None for tags that do not, such as parts of speech.
 
     >>> scheme_of(["O", "B-PER", "I-PER"]), scheme_of(["O", "S-PER", "B-PER", "E-PER"]), scheme_of(["NOUN", "VERB"])
     ('BIO', 'IOBES', None)
@@ -43,7 +43,7 @@ def scheme_of(tags: Collection[str]) -> Scheme | None:
 
 
 def seqeval_scheme(tags: Collection[str]) -> str:
-    """What seqeval calls the scheme of tags that stand for entities.
+    """Return seqeval's name for the scheme of tags that mark entities.
 
     >>> seqeval_scheme(["O", "B-PER", "I-PER"]), seqeval_scheme(["O", "U-PER", "B-PER", "L-PER"])
     ('IOB2', 'BILOU')
@@ -54,8 +54,8 @@ def seqeval_scheme(tags: Collection[str]) -> str:
 
 
 def entities(tags: Sequence[str], scheme: Scheme) -> set[Entity]:
-    """The entities of a sentence. BIO: one begins with B and goes on with I of the same name. IOBES: it is a single S, or goes
-    from B over I to E; BILOU is the same under other letters.
+    """Return the entities of a sentence. BIO: an entity begins with B and goes on with I of the same name. IOBES: it is a
+    single S, or goes from B over I to E; BILOU is the same under other letters.
 
     >>> sorted(entities(["B-PER", "I-PER", "O", "B-LOC", "I-PER"], "BIO"))
     [(0, 2, 'PER'), (3, 4, 'LOC')]
@@ -81,19 +81,19 @@ def entities(tags: Sequence[str], scheme: Scheme) -> set[Entity]:
 
 
 def stray_tag(tags: Sequence[str], scheme: Scheme) -> int | None:
-    """The first word whose tag belongs to no whole entity; None where all do."""
+    """Return the first word whose tag belongs to no whole entity; None where all do."""
     covered = {place for begin, end, _ in entities(tags, scheme) for place in range(begin, end)}
     return next((place for place, tag in enumerate(tags) if tag != OUTSIDE and place not in covered), None)
 
 
 def _part(tag: str) -> tuple[str, str]:
-    """The part of an entity, and the entity's name."""
+    """Return the part of an entity, and the entity's name."""
     part, _, name = tag.partition("-")
     return part, name
 
 
 def entity_counts(predicted: Iterable[Sequence[str]], true: Iterable[Sequence[str]], scheme: Scheme) -> NDArray[np.int64]:
-    """For every sentence how many entities are right, predicted and true, ``[sentences, 3]``."""
+    """Return the number of right, predicted and true entities of every sentence, ``[sentences, 3]``."""
     rows = []
     for own, gold in zip(predicted, true, strict=True):
         found, wanted = entities(own, scheme), entities(gold, scheme)
@@ -102,7 +102,7 @@ def entity_counts(predicted: Iterable[Sequence[str]], true: Iterable[Sequence[st
 
 
 def entity_f1(counts: NDArray[Any]) -> NDArray[np.float64]:
-    """F1 over all entities (micro) from sums or means of :func:`entity_counts` ``[..., 3]``; 0 where there are none."""
+    """Return F1 over all entities (micro) from sums or means of :func:`entity_counts` ``[..., 3]``; 0 where there are none."""
     right, both = counts[..., 0].astype(np.float64), (counts[..., 1] + counts[..., 2]).astype(np.float64)
     return np.divide(2 * right, both, out=np.zeros_like(both), where=both > 0)
 
@@ -111,7 +111,7 @@ class EntityF1(Metric):
     """F1 of whole entities over a split, in any batching and under DDP.
 
     Args:
-        scheme: of the tags.
+        scheme: The scheme of the tags.
 
     >>> metric = EntityF1("BIO")
     >>> metric.update([["B-PER", "I-PER", "O"]], [["B-PER", "I-PER", "B-LOC"]])
@@ -139,13 +139,13 @@ class EntityF1(Metric):
 
 
 @dataclass
-class TokenClassification(SentenceTask):
-    """A tag for each word, by an ``AutoModelForTokenClassification``. An example is a sentence; the tag of a word is predicted
-    at its first piece, and nothing is at the others.
+class TokenClassification(TokenMeans, SentenceTask):
+    """A tag for each word, by an ``AutoModelForTokenClassification``. An example is a sentence. The tag of a word is predicted
+    at its first piece; there is no prediction at its others.
 
     Args:
-        labels: the tags; a tag's position is its number.
-        scheme: how tags stand for entities; None where they do not.
+        labels: The tags; a tag's position is its number.
+        scheme: How tags mark entities; None where they do not.
         main_metric: ``token_accuracy`` or ``entity_f1``.
     """
 
@@ -161,33 +161,21 @@ class TokenClassification(SentenceTask):
         return label_names(self.labels)
 
     def losses(self, model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The mean cross-entropy of every sentence's words ``[batch]``, float32, and the logits ``[batch, position, tags]``."""
+        """Return the mean cross-entropy of every sentence's words ``[batch]``, float32, and the logits ``[batch, position,
+        tags]``."""
         logits = model(**self.model_inputs(model, batch)).logits.float()
         labels = batch["labels"]
         return token_losses(logits, labels).sum(-1) / tokens_of(labels), logits
 
-    def batch_loss(self, losses: Tensor, batch: Batch) -> Tensor:
-        """The mean over all words of the batch."""
-        words = tokens_of(batch["labels"])
-        return (losses * words).sum() / words.sum()
-
-    def batch_weight(self, batch: Batch) -> float:
-        """Its words, so that every word counts alike in whatever process it is."""
-        return float(tokens_of(batch["labels"]).sum())
-
-    def example_weights(self, batch: Batch) -> Tensor:
-        """Its words: the loss of a split is a mean over words."""
-        return tokens_of(batch["labels"])
-
     def metrics(self, split: str) -> MetricCollection:
-        """The share of words whose tag is right, and F1 of entities where tags stand for such, the same for every split."""
+        """Return the share of words whose tag is right, and F1 of entities where tags mark them, the same for every split."""
         metrics: dict[str, Metric | MetricCollection] = {"token_accuracy": TokenAccuracy()}
         if self.scheme is not None:
             metrics["entity_f1"] = EntityF1(self.scheme)
         return MetricCollection(metrics, compute_groups=False)
 
     def metric_types(self) -> dict[str, dict[str, Any]]:
-        """Entities are seqeval's in its strict mode; its default takes more for entities."""
+        """Return the metrics of ``evaluate``. Entities are those of seqeval's strict mode, since its default has more."""
         types: dict[str, dict[str, Any]] = {"token_accuracy": {"type": "accuracy"}}
         if self.scheme is not None:
             types["entity_f1"] = {"type": "seqeval", "args": {"mode": "strict", "scheme": seqeval_scheme(self.labels)}}
@@ -199,12 +187,11 @@ class TokenClassification(SentenceTask):
             metrics["entity_f1"].update(*self._tags(logits, batch["labels"]))
 
     def predictions(self, logits: Tensor, batch: Batch) -> tuple[list[str], list[str]]:
-        """The tags of every sentence, of the model and as they should be, with spaces between them."""
+        """Return the predicted and the true tags of every sentence, with spaces between them."""
         predicted, true = self._tags(logits, batch["labels"])
         return [" ".join(tags) for tags in predicted], [" ".join(tags) for tags in true]
 
     def _tags(self, logits: Tensor, labels: Tensor) -> tuple[list[list[str]], list[list[str]]]:
-        """The names of every sentence's tags, of the model and as they should be."""
         counted = (labels != IGNORED).cpu()
         rows = [
             [[self.labels[number] for number in row[kept].tolist()] for row, kept in zip(numbers.cpu(), counted, strict=True)]

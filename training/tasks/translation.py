@@ -37,14 +37,14 @@ class Decoding:
     """How sentences are translated.
 
     Args:
-        beams: translations that beam search keeps at a time.
-        length_penalty: power of the length by which a beam's score is divided; above 0 it favours longer translations.
-        max_length: longest translation in tokens. In any case it has at most as many as the model has positions, and at most
-            twice its source and 10 more: a translation that does not end by itself is cut there.
-        forced_first: token of the target language of a multilingual model, see :func:`begin_with_`.
+        beams: The number of translations that beam search keeps at a time.
+        length_penalty: The power of the length by which a beam's score is divided; above 0 it favours longer translations.
+        max_length: The longest translation in tokens. It also has at most as many as the model has positions, and at most twice
+            its source and 10 more: a translation that does not end by itself is cut there.
+        forced_first: The token of the target language of a multilingual model, see :func:`begin_with_`.
 
     Raises:
-        GateError: for a length penalty that is no finite number.
+        GateError: For a length penalty that is no finite number.
     """
 
     beams: int = 4
@@ -65,13 +65,13 @@ def generate(
     *,
     beams: int,
 ) -> Tensor:
-    """Token ids ``[batch, target]`` of translations, padded on the right, beginning with the decoder's start token.
+    """Return token ids ``[batch, target]`` of translations, padded on the right, beginning with the decoder's start token.
 
     Args:
-        model: an encoder-decoder in evaluation mode.
-        input_ids, attention_mask: sources ``[batch, source]``.
-        decoding: lengths and penalty.
-        beams: 1 for greedy decoding.
+        model: An encoder-decoder in evaluation mode.
+        input_ids, attention_mask: The sources ``[batch, source]``.
+        decoding: The lengths and the penalty.
+        beams: The number of beams; 1 for greedy decoding.
     """
     searching: dict[str, Any] = {"length_penalty": decoding.length_penalty, "early_stopping": False} if beams > 1 else {}
     longest = min(decoding.max_length, 2 * input_ids.shape[1] + 10)
@@ -95,37 +95,37 @@ def generate(
 
 
 class OwnLength(StoppingCriteria):
-    """Ends every translation at a length of its own, so that one that does not end by itself does not depend on its company.
+    """Ends every translation at a length of its own, so that one that does not end by itself does not depend on the others.
 
     Args:
-        lengths: ``[batch]``, in new tokens.
+        lengths: The lengths ``[batch]``, in new tokens.
     """
 
     def __init__(self, lengths: Tensor) -> None:
         self.lengths = lengths
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        """``[batch x beams]``, from ``[batch x beams, target]``: which of them end here."""
+        """Return which translations end here, ``[batch x beams]``."""
         beams = input_ids.shape[0] // len(self.lengths)
         return input_ids.shape[1] > self.lengths.repeat_interleave(beams)  # one token is the start
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: Tensor) -> list[str]:
-    """Texts of generated ids, on one line each."""
+    """Return the texts of generated ids, on one line each."""
     texts = tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return [" ".join(text.split()) for text in texts]
 
 
 def begin_with_(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, language: int) -> None:
-    """Have the model translate into a language: its translations begin as the targets it is trained on do.
+    """Set the model to translate into a language: its translations begin as the targets that it is trained on do.
 
     Most models see the language's token first in every target. The first mBART sees it as the decoder's start, since its
     targets end in it and are shifted around.
 
     Args:
-        model: whose generation config is set, and goes into exports.
-        tokenizer: that is set to this target language.
-        language: id of its token.
+        model: The model, whose generation config goes into exports.
+        tokenizer: The tokenizer, set to this target language.
+        language: The id of the language's token.
     """
     assert model.generation_config is not None
     targets = torch.tensor(encode_targets(tokenizer, ["a"]))
@@ -144,10 +144,10 @@ END = 0
 
 
 def make_scorer(name: Scorer, tokenize: BleuTokenizer = "13a", **more: Any) -> BLEU | CHRF:
-    """sacrebleu's BLEU or chrF; chrF is of characters and has no tokens.
+    """Return sacrebleu's BLEU or chrF; chrF is of characters and has no tokens.
 
     Raises:
-        GateError: for an unknown tokenizer, or one that needs a package which is not installed.
+        GateError: For an unknown tokenizer, or one that needs a package which is not installed.
     """
     if tokenize not in get_args(BleuTokenizer):
         raise GateError(f"BLEU has no tokenizer {tokenize!r} here; expected one of {', '.join(get_args(BleuTokenizer))}")
@@ -162,27 +162,22 @@ def make_scorer(name: Scorer, tokenize: BleuTokenizer = "13a", **more: Any) -> B
 def corpus_score(
     name: Scorer, hypotheses: Sequence[str], references: Sequence[str], *, tokenize: BleuTokenizer = "13a"
 ) -> float:
-    """BLEU or chrF of a corpus in points, 0 to 100, with sacrebleu's default settings (one reference)."""
+    """Return BLEU or chrF of a corpus in points, 0 to 100, with sacrebleu's default settings (one reference)."""
     return float(make_scorer(name, tokenize).corpus_score(list(hypotheses), [list(references)]).score)
 
 
 def bleu_counts(hypotheses: Sequence[str], references: Sequence[str], *, tokenize: BleuTokenizer = "13a") -> NDArray[np.int64]:
-    """What BLEU adds up over a corpus, for every text ``[texts, 10]``: its length and its reference's in tokens, its matching
-    and its total n-grams of lengths 1 to 4."""
-    scorer = make_scorer("bleu", tokenize, effective_order=True)  # which of a single text changes the score and no count
+    """Return the counts of every text that BLEU adds up over a corpus, ``[texts, 10]``: its length and its reference's in
+    tokens, its matching and its total n-grams of lengths 1 to 4."""
+    scorer = make_scorer("bleu", tokenize, effective_order=True)  # it changes the score of a single text and no count
     found = [scorer.sentence_score(text, [reference]) for text, reference in zip(hypotheses, references, strict=True)]
     return np.array([(score.sys_len, score.ref_len, *score.counts, *score.totals) for score in found], dtype=np.int64)
 
 
 def bleu_of_counts(sums: NDArray[Any]) -> NDArray[np.float64]:
-    """Corpus BLEU in points from sums of :func:`bleu_counts`, as sacrebleu has it by default (exponential smoothing), for
-    many corpora at once.
+    """Return corpus BLEU ``[...]`` in points from sums of :func:`bleu_counts` ``[..., 10]``, for many corpora at once.
 
-    Args:
-        sums: ``[..., 10]``.
-
-    Returns:
-        ``[...]``.
+    It is sacrebleu's default, with exponential smoothing.
     """
     sums = np.asarray(sums, dtype=np.float64)
     length, reference = sums[..., 0], sums[..., 1]
@@ -196,7 +191,7 @@ def bleu_of_counts(sums: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def signatures(tokenize: BleuTokenizer = "13a") -> dict[str, str]:
-    """sacrebleu's signature of each metric: all settings and its version, to be stated with every score."""
+    """Return sacrebleu's signature of each metric: all settings and its version, to be stated with every score."""
     found: dict[str, str] = {}
     for name in SCORERS:
         metric = make_scorer(name, tokenize)
@@ -212,20 +207,20 @@ def paired_bootstrap(
     samples: int = 1000,
     tokenize: BleuTokenizer = "13a",
 ) -> list[dict[str, Any]]:
-    """Paired bootstrap resampling (Koehn 2004) of the first system against each other, as sacrebleu does it.
+    """Compare the first system with each other one by paired bootstrap resampling (Koehn 2004), as sacrebleu does it.
 
     Args:
-        systems: translations of the same sentences by name; the first is the baseline.
-        references: of these sentences.
-        samples: resampled test sets.
-        tokenize: of BLEU.
+        systems: The translations of the same sentences by name; the first is the baseline.
+        references: The references of these sentences.
+        samples: The number of resampled test sets.
+        tokenize: The tokenizer of BLEU.
 
     Returns:
         One row per system: ``system``, and for BLEU and chrF the score, the mean and half the width of the 95 % interval
         over the samples, and ``p`` of the difference to the baseline (None for the baseline itself).
 
     Raises:
-        GateError: if a system has another number of translations than there are references.
+        GateError: If a system has another number of translations than there are references.
     """
     for name, hypotheses in systems.items():
         if len(hypotheses) != len(references):
@@ -261,8 +256,7 @@ class TextScore(Metric):
 
     Args:
         scorer: ``bleu`` or ``chrf``.
-        tokenize: of BLEU.
-        kwargs: passed to :class:`torchmetrics.Metric`.
+        tokenize: The tokenizer of BLEU.
     """
 
     full_state_update = False
@@ -271,8 +265,8 @@ class TextScore(Metric):
     hypotheses: list[Tensor]
     references: list[Tensor]
 
-    def __init__(self, scorer: Scorer, tokenize: BleuTokenizer = "13a", **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(self, scorer: Scorer, tokenize: BleuTokenizer = "13a") -> None:
+        super().__init__()
         self.scorer: Scorer = scorer
         self.tokenize: BleuTokenizer = tokenize
         for name in ("rows", "hypotheses", "references"):
@@ -282,8 +276,8 @@ class TextScore(Metric):
         """Add translations.
 
         Args:
-            rows: position of each sentence in its split, ``[batch]``.
-            hypotheses, references: one text each.
+            rows: The position of each sentence in its split, ``[batch]``.
+            hypotheses, references: One text for each sentence.
         """
         self.rows.append(rows)
         self.hypotheses.append(_bytes(hypotheses, rows.device))
@@ -294,7 +288,7 @@ class TextScore(Metric):
         return torch.tensor(corpus_score(self.scorer, hypotheses, references, tokenize=self.tokenize) if references else 0.0)
 
     def translations(self) -> list[str]:
-        """The hypotheses of all processes in the order of the split."""
+        """Return the hypotheses of all processes in the order of the split."""
         with self.sync_context(should_sync=self._to_sync, should_unsync=True):
             return self._texts(self.hypotheses)
 
@@ -318,7 +312,7 @@ SCRATCH = {
     "scale_embedding": True, "init_std": 0.02,
 }  # fmt: skip
 """The Transformer of Vaswani et al. 2017 in the shape of Marian; ``model.from_scratch`` overrides any of it. Its weights start
-small: with ``d_model ** -0.5``, 6 layers that normalise after every residual are long in leaving the unigram loss."""
+small: with ``d_model ** -0.5``, 6 layers that normalise after every residual need long to leave the unigram loss."""
 
 
 @dataclass
@@ -326,14 +320,14 @@ class Translation(Task):
     """Translation with an ``AutoModelForSeq2SeqLM``.
 
     Args:
-        tokenizer: of the data.
-        label_smoothing: share of the target probability that is spread over the vocabulary, while training only: losses
+        tokenizer: The tokenizer of the data.
+        label_smoothing: The share of the target probability that is spread over the vocabulary, while training only: losses
             for evaluation and for scores of heads are plain.
-        sentence_loss: a sentence's loss is the ``mean`` over its target tokens, or their ``sum``. It decides how much a long
-            sentence counts in HIS; training minimises the mean over all tokens of a batch either way.
-        bleu_tokenize: how BLEU cuts texts into tokens.
-        decoding: of translations.
-        beam_splits: splits (``select``, ``test``) that are translated by beam search too, next to greedy decoding.
+        sentence_loss: The loss of a sentence: the ``mean`` over its target tokens, or their ``sum``. It decides on the weight
+            of a long sentence in HIS; training minimises the mean over all tokens of a batch either way.
+        bleu_tokenize: The tokenizer of BLEU.
+        decoding: How sentences are translated.
+        beam_splits: The splits (``select``, ``test``) that are translated by beam search too, next to greedy decoding.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -345,12 +339,15 @@ class Translation(Task):
     main_metric: str = field(default="bleu", init=False)
 
     def build(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-        """A pretrained encoder-decoder, or a new Transformer whose sizes default to :data:`SCRATCH`; see :meth:`Task.build`."""
+        """Load a pretrained encoder-decoder, or make a new Transformer whose sizes default to :data:`SCRATCH`; see
+        :meth:`Task.build`."""
         if source.backbone is None:
-            return self._new(source.from_scratch or {}, tokenizer)
-        model = load_encoder_decoder(source)
-        check_positions(model.config, repr(source.backbone), self.decoding.max_length)
-        check_vocabulary(model, tokenizer, repr(source.backbone))
+            model, name = self._new(source.from_scratch or {}, tokenizer), "the new model"
+            mend = ", or raise max_position_embeddings in --model.from_scratch"
+        else:
+            model, name, mend = load_encoder_decoder(source), repr(source.backbone), ""
+        check_positions(model.config, name, self.decoding.max_length, mend=mend)
+        check_vocabulary(model, tokenizer, name)
         if self.decoding.forced_first is not None:
             begin_with_(model, tokenizer, self.decoding.forced_first)
         return model
@@ -366,9 +363,6 @@ class Translation(Task):
         own = ours | given
         model = from_config(AutoModelForSeq2SeqLM, given, ours)
         check_encoder_decoder(model.config, str(own["model_type"]))
-        mend = ", or raise max_position_embeddings in --model.from_scratch"
-        check_positions(model.config, "the new model", self.decoding.max_length, mend=mend)
-        check_vocabulary(model, tokenizer, "the new model")
         model.generation_config = GenerationConfig(
             pad_token_id=pad,
             eos_token_id=end,
@@ -378,15 +372,11 @@ class Translation(Task):
             max_length=self.decoding.max_length,
             bad_words_ids=[[pad]],
         )
-        if self.decoding.forced_first is not None:
-            begin_with_(model, tokenizer, self.decoding.forced_first)
         return model
 
     def losses(self, model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Cross-entropy of every sentence ``[batch]``, float32, by ``sentence_loss``; logits ``[batch, target, vocabulary]``.
-
-        With label smoothing (Szegedy et al. 2016) if the model is in training mode.
-        """
+        """Return the cross-entropy of every sentence ``[batch]``, float32, by ``sentence_loss``, and the logits ``[batch,
+        target, vocabulary]``. Labels are smoothed (Szegedy et al. 2016) if the model is in training mode."""
         labels = batch["labels"]
         inputs = self.model_inputs(model, batch)
         logits = model(**inputs, use_cache=False).logits.float()
@@ -401,17 +391,17 @@ class Translation(Task):
         return (total if self.sentence_loss == "sum" else total / tokens_of(labels)), logits
 
     def batch_loss(self, losses: Tensor, batch: Batch) -> Tensor:
-        """The mean over all target tokens of the batch, whatever a sentence's loss is."""
+        """Return the mean over all target tokens of the batch, for both kinds of a sentence's loss."""
         tokens = tokens_of(batch["labels"])
         total = losses if self.sentence_loss == "sum" else losses * tokens
         return total.sum() / tokens.sum()
 
     def batch_weight(self, batch: Batch) -> float:
-        """Its target tokens, so that every token counts alike in whatever process it is."""
+        """Return the number of target tokens, so that every token counts alike in all processes."""
         return float(tokens_of(batch["labels"]).sum())
 
     def model_inputs(self, model: PreTrainedModel, batch: Batch) -> dict[str, Tensor]:
-        """Source, its mask, and the target shifted by one: the decoder sees what comes before the token it predicts."""
+        """Return the source, its mask, and the target shifted by one: the decoder sees the tokens before the predicted one."""
         return {
             "input_ids": batch["input_ids"],
             "attention_mask": batch["attention_mask"],
@@ -419,12 +409,12 @@ class Translation(Task):
         }
 
     def valid_queries(self, batch: Batch) -> dict[str, Tensor | None]:
-        """Source tokens ask in the encoder, target tokens in the decoder and across; padding does not count."""
+        """Return the source tokens for the encoder, the target tokens for the decoder and across; padding does not count."""
         target = batch["labels"] != IGNORED
         return {"encoder": batch["attention_mask"], "decoder": target, "cross": target}
 
     def metrics(self, split: str) -> MetricCollection:
-        """BLEU and chrF of greedy decoding, and as ``beam_bleu`` and ``beam_chrf`` of beam search where it is asked for."""
+        """Return BLEU and chrF of greedy decoding, and on ``beam_splits`` ``beam_bleu`` and ``beam_chrf`` of beam search."""
         searches = ("", "beam_") if split in self.beam_splits else ("",)
         names: dict[str, Any] = {
             f"{search}{name}": TextScore(name, self.bleu_tokenize) for search in searches for name in SCORERS
@@ -436,7 +426,7 @@ class Translation(Task):
         return {"bleu": bleu, "beam_bleu": bleu, "chrf": {"type": "chrf"}, "beam_chrf": {"type": "chrf"}}
 
     def update(self, metrics: MetricCollection, model: PreTrainedModel, batch: Batch, logits: Tensor) -> None:
-        """Translate the batch's sources, greedily and by beam search as the metrics ask."""
+        """Translate the batch's sources greedily, and by beam search if the metrics have it."""
         for search in ("", "beam_"):
             if f"{search}bleu" in metrics:
                 texts = self.translate(model, batch, beams=self.decoding.beams if search else 1)
@@ -444,7 +434,7 @@ class Translation(Task):
                     metrics[f"{search}{name}"].update(batch["row"], texts, batch["reference"])
 
     def outputs(self, metrics: MetricCollection) -> dict[str, list[str]]:
-        """The translations, as ``greedy`` and ``beam``."""
+        """Return the translations, as ``greedy`` and ``beam``."""
         searches = {"greedy": "bleu", "beam": "beam_bleu"}
         return {
             search: metrics[name].translations()  # type: ignore[operator]
@@ -453,6 +443,6 @@ class Translation(Task):
         }
 
     def translate(self, model: PreTrainedModel, batch: Batch, *, beams: int) -> list[str]:
-        """Translations of a batch's sources, with the cache, by greedy decoding (1 beam) or beam search."""
+        """Return translations of a batch's sources, with the cache, by greedy decoding (1 beam) or beam search."""
         ids = generate(model, batch["input_ids"], batch["attention_mask"], self.decoding, beams=beams)
         return decode(self.tokenizer, ids)

@@ -1,9 +1,12 @@
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from training.config.data import Synthetic
 from training.data.base import RunBatches, SplitBatches, grouped_batches
+from training.data.synthetic import SyntheticData
 
 LENGTHS = np.random.default_rng(0).integers(3, 60, 997).tolist()
 
@@ -51,3 +54,19 @@ def test_processes_share_the_batch_that_one_process_would_see():
 def test_evaluation_sees_every_example_once(world):
     seen = [i for rank in range(world) for batch in SplitBatches(LENGTHS, 10, rank=rank, world=world) for i in batch]
     assert sorted(seen) == list(range(997))
+
+
+def test_the_seed_of_a_run_changes_the_order_as_the_datas_own_does():
+    def built(seed, of_run):
+        data = SyntheticData(Synthetic(train_rows=48, select_rows=3, test_rows=3, batch_size=8, score_rows=16, seed=seed))
+        data.order_by(of_run)
+        data.build(None)
+        return data
+
+    def seen(data):
+        return [batch["input_ids"] for loader in (data.train_dataloader(), data.score_dataloader()) for batch in loader]
+
+    one, other, neither = built(1, 4), built(5, 0), built(1, 0)
+    assert all(torch.equal(a, b) for a, b in zip(seen(one), seen(other), strict=True))
+    assert one.fingerprint() == other.fingerprint() != neither.fingerprint()
+    assert any(a.shape != b.shape or not torch.equal(a, b) for a, b in zip(seen(one), seen(neither), strict=True))

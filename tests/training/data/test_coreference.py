@@ -55,8 +55,8 @@ def test_winobias(tmp_path):
         ([HEADER, "a\tb"], "line 2 of .* has 2 columns; expected 11"),
         ([HEADER, gap("FALSE", "FALSE")], "no pronoun in .* stands for a candidate"),
         (["1 [A] and [B] met."], "line 1 of .* has 2 mentions in brackets; expected an antecedent and its pronouns"),
-        (["1 [The [chief]] met [her]."], "line 1 of .* has a bracket within a bracket"),
-        (["1 The chief] met [her]."], "line 1 of .* closes a bracket that is not open"),
+        (["1 [The [chief]] met [her]."], "line 1 of .* has brackets that do not match"),
+        (["1 The chief] met [her]."], "line 1 of .* has brackets that do not match"),
     ],
 )
 def test_what_is_neither_is_told_with_its_line(tmp_path, lines, message):

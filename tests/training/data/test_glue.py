@@ -3,17 +3,13 @@
 import json
 from typing import get_args
 
-import numpy as np
 import pytest
-import torch
 from datasets import ClassLabel, Dataset, Features, Value
-from scipy import stats
 
 from gates.errors import GateError
 from training.config.data import COLUMNS, Glue, GlueTask, Ratings, Text
 from training.data.synthetic import NOUNS, build_tokenizer
 from training.data.text import glue_data
-from training.tasks import Classification, Regression
 
 CLASSES = {
     "cola": ["unacceptable", "acceptable"], "sst2": ["negative", "positive"], "mrpc": ["not_equivalent", "equivalent"],
@@ -24,25 +20,6 @@ CLASSES = {
 """As the hub's data set names them, in its order; STS-B has numbers."""
 KNOWN_BY = {"cola": "matthews", "mrpc": "binary_f1", "qqp": "binary_f1", "stsb": "pearson"}
 """Wang et al. (2019), table 1; the others by accuracy."""
-SPLITS = {"mrpc": ("train", "validation"), "stsb": ("train", "validation"),
-          "mnli": ("train", "validation_matched", "validation_mismatched")}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """GLUE as far as the tests need it, in the form that ``datasets`` reads."""
-    place = tmp_path_factory.mktemp("glue")
-    build_tokenizer().save_pretrained(place / "tokenizer")
-    configs = []
-    for task, splits in SPLITS.items():
-        files = []
-        for number, split in enumerate(splits):
-            rows = [row_of(task, row + number) for row in range(20)]
-            (place / f"{task}-{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-            files.append({"split": split, "path": f"{task}-{split}.jsonl"})
-        configs.append({"config_name": task, "data_files": files})
-    (place / "README.md").write_text(f"---\nconfigs: {json.dumps(configs)}\n---\n")
-    return place
 
 
 @pytest.fixture(scope="module")
@@ -69,14 +46,16 @@ def hub(tmp_path_factory):
     return place
 
 
-@pytest.mark.filterwarnings("ignore:.*will save all targets and predictions")
-@pytest.mark.parametrize("mismatched", [False, True])
-@pytest.mark.parametrize("task", get_args(GlueTask))
+def opened(folder, **more):
+    data = glue_data(Glue(dataset=str(folder), tokenizer=str(folder / "tokenizer"), **more))
+    data.build(None)
+    return data
+
+
+@pytest.mark.parametrize(("task", "mismatched"), [*((task, False) for task in get_args(GlueTask)), ("mnli", True)])
 def test_every_task_is_opened_as_the_hub_has_it(hub, task, mismatched):
     """Results are on the validation split, choices on a tenth of the training examples, the metric is the known one, and a
     class has the hub's number where it matters: the positive one is the second."""
-    if mismatched and task != "mnli":
-        pytest.skip("of mnli alone")
     data = opened(hub, subset=task, **({"mismatched": True} if mismatched else {}))
     more = {"test_matched" if mismatched else "test_mismatched": 20} if task == "mnli" else {}
     assert {name: len(split) for name, split in data.splits.items()} == {"train": 36, "select": 4, "test": 20, **more}
@@ -104,58 +83,6 @@ def test_matched_and_mismatched_are_other_texts_with_the_same_choices(hub):
     assert matched.splits["test"][:] == other.splits["test_matched"][:]
     assert matched.splits["test_mismatched"][:] == other.splits["test"][:]
     assert matched.fingerprint() != other.fingerprint()
-
-
-@pytest.mark.filterwarnings("ignore:.*will save all targets and predictions")
-def test_f1_and_correlations_are_those_of_other_implementations(hub):
-    """Of the equivalent and the duplicate ones (F1), of the acceptable ones (Matthews), of numbers and of their ranks."""
-    random = np.random.default_rng(0)
-    truth, said = random.integers(0, 2, 60), random.integers(0, 2, 60)
-    right, found, are = ((truth & said).sum(), said.sum(), truth.sum())
-    logits = torch.nn.functional.one_hot(torch.tensor(said), 2).float()
-    for task in ("mrpc", "qqp", "cola"):
-        metrics = opened(hub, subset=task).task.metrics("test")
-        metrics.update(logits, torch.tensor(truth))
-        if task == "cola":
-            assert float(metrics.compute()["matthews"]) == pytest.approx(np.corrcoef(truth, said)[0, 1], abs=1e-6)
-        else:
-            assert float(metrics.compute()["binary_f1"]) == pytest.approx(2 * right / (found + are))
-    metrics = opened(hub, subset="stsb").task.metrics("test")
-    truth, said = random.uniform(0, 5, 60), random.uniform(0, 5, 60)
-    metrics.update(torch.tensor(said), torch.tensor(truth))
-    found = {name: float(value) for name, value in metrics.compute().items()}
-    assert found["pearson"] == pytest.approx(stats.pearsonr(said, truth).statistic, abs=1e-6)
-    assert found["spearman"] == pytest.approx(stats.spearmanr(said, truth).statistic, abs=1e-6)
-
-
-def row_of(task, row):
-    label = {"mrpc": ["not_equivalent", "equivalent"][row % 2], "stsb": row / 4, "mnli": ["a", "b", "c"][row % 3]}[task]
-    return dict.fromkeys(COLUMNS[task], f"the fox {'sees ' * (row % 4)}the king") | {"label": label, "idx": row}
-
-
-def opened(folder, **more):
-    data = glue_data(Glue(dataset=str(folder), tokenizer=str(folder / "tokenizer"), **more))
-    data.build(None)
-    return data
-
-
-def test_paraphrases_are_judged_by_f1_of_the_equivalent_ones(folder):
-    data = opened(folder, subset="mrpc")
-    assert data.task == Classification(["not_equivalent", "equivalent"], "binary_f1")
-    assert {name: len(split) for name, split in data.splits.items()} == {"train": 18, "select": 2, "test": 20}
-
-
-def test_similarity_is_a_number(folder):
-    data = opened(folder, subset="stsb")
-    assert data.task == Regression("pearson")
-    assert data.splits["test"]["labels"][:3] == [0.25, 0.5, 0.75]
-
-
-def test_texts_of_other_kinds_are_another_split(folder):
-    matched, other = opened(folder, subset="mnli"), opened(folder, subset="mnli", mismatched=True)
-    assert matched.task == other.task == Classification(["a", "b", "c"], "accuracy")
-    assert matched.splits["train"]["labels"][:] == other.splits["train"]["labels"][:]
-    assert matched.splits["test"]["labels"][:] != other.splits["test"]["labels"][:]
 
 
 @pytest.mark.parametrize("task", get_args(GlueTask))

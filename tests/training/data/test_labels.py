@@ -3,7 +3,6 @@
 import pytest
 
 from gates.errors import GateError
-from training.commands.table import run_command
 from training.data.files import read_table, refuse_blank_lines, refuse_broken_quotes
 from training.data.labels import check_classes
 
@@ -47,16 +46,6 @@ def test_a_line_break_in_quotes_whose_halves_are_whole_rows(tmp_path, rows):
     refuse_broken_quotes(str(file), False)
     (tmp_path / "a.csv").write_text(file.read_text().replace("\t", ","))
     refuse_broken_quotes(str(tmp_path / "a.csv"), None)
-
-
-def test_a_broken_quote_ends_the_command_with_one_sentence(tmp_path, capsys):
-    (tmp_path / "a.tsv").write_text('label\ttext\n1\t"a\n2\tb"\n')
-    given = [part for split in ("train", "test") for part in (f"--data.{split}_file", str(tmp_path / "a.tsv"))]
-    assert run_command("fit", [*given, "--model.backbone", "x", "--run_dir", str(tmp_path / "run")]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: line 2 of ")
-    assert "set --data.quoting true" in error
-    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_the_positive_class_is_the_second(tmp_path, labels, positive, order):
 @pytest.mark.parametrize(
     ("labels", "more", "said"),
     [
-        (["yes", "no"], {}, "it is not said which class is positive, and the classes are 'no' and 'yes'"),
+        (["yes", "no"], {}, "positive is '1', and the classes are 'no' and 'yes'"),
         (["yes", "no"], {"positive": "oui"}, "positive is 'oui', and the classes are 'no' and 'yes'"),
         (["a", "b", "c"], {"positive": "a"}, "binary_f1 is of two classes, and the classes are 3 in number"),
     ],

@@ -222,6 +222,7 @@ def test_a_run_trains_compares_and_exports(arguments, files, tmp_path, capsys):
     assert f"| retrained | dense | {dense['test_other_perplexity']:.1f} |" in capsys.readouterr().out
 
 
+@pytest.mark.integration
 def test_a_stopped_run_ends_as_an_unbroken_one(arguments, tmp_path, monkeypatch):
     stopped, unbroken = str(tmp_path / "stopped"), str(tmp_path / "unbroken")
     more = ["--compare", "none"]
@@ -255,11 +256,3 @@ def test_a_stream_that_has_changed_is_not_gone_on_with(arguments, files, tmp_pat
     train.write_text(train.read_text() + json.dumps({"text": "one more"}) + "\n")
     assert fit([*arguments, *more, "--existing", "resume"]) == 2
     assert "data (their content)" in capsys.readouterr().err
-
-
-def test_options_of_streams_without_one_are_refused(arguments, files, capsys):
-    given = ["--data", "Documents", "--data.train_file", files["train_file"], "--data.test_file", files["test_file"]]
-    assert fit([*given, "--model.from_scratch", json.dumps(MODEL), "--data.shuffle_buffer", "9", "--run_dir", "none"]) == 2
-    assert (
-        "--data.shuffle_buffer is given, but nothing in this run uses it; add --data.streaming true" in capsys.readouterr().err
-    )

@@ -65,7 +65,7 @@ def test_the_order_is_that_of_the_seed(tmp_path):
 def test_nothing_is_read_beyond_the_buffer(tmp_path, monkeypatch):
     asked = 0
 
-    def counted(file, documents):
+    def counted(file, documents, longest):
         nonlocal asked
         for text in TEXTS:
             asked += 1

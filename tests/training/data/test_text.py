@@ -131,18 +131,12 @@ def test_not_utf8_names_the_line(tmp_path, data):
         data().build(None)
 
 
-def test_damaged_gzip(tmp_path, data):
-    write(tmp_path / "test.tsv")
-    (tmp_path / "train.tsv.gz").write_bytes(gzip.compress(b"sentence\tlabel\n" * 500)[:40])
-    with pytest.raises(GateError, match="not a complete gzip"):
-        data(train="train.tsv.gz").build(None)
-
-
-def test_corrupt_gzip(tmp_path, data):
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_damaged_gzip(tmp_path, data, is_cut):
     write(tmp_path / "test.tsv")
     packed = bytearray(gzip.compress(("sentence\tlabel\n" + "x\t1\n" * 900).encode()))
     packed[20:30] = b"\xff" * 10
-    (tmp_path / "train.tsv.gz").write_bytes(packed)
+    (tmp_path / "train.tsv.gz").write_bytes(packed[:40] if is_cut else packed)
     with pytest.raises(GateError, match="not a complete gzip"):
         data(train="train.tsv.gz").build(None)
 
@@ -171,18 +165,18 @@ def test_further_test_files_are_splits_of_their_own(tmp_path, data):
         data(test="test.tsv", more_tests={"other": str(tmp_path / "other.tsv")}).build(None)
 
 
-def test_further_test_files_are_what_a_run_is_known_by_whatever_their_order(tmp_path, data):
+def test_further_test_files_are_part_of_the_fingerprint_in_any_order(tmp_path, data):
     for name in ("train", "test", "one", "two"):
         write(tmp_path / f"{name}.tsv", [("the fox sees the basil", "1"), ("the king", "0")] * (4 if name == "one" else 10))
     files = {name: str(tmp_path / f"{name}.tsv") for name in ("one", "two")}
-    known_by = []
+    found = []
     for names in (["one", "two"], ["two", "one"], ["one"], ["two"], []):
         made = data(more_tests={name: files[name] for name in names})
         made.build(None)
         assert made.more_tests == [f"test_{name}" for name in sorted(names)]
-        known_by.append(made.fingerprint())
-    assert known_by[0] == known_by[1]
-    assert len(set(known_by)) == 4
+        found.append(made.fingerprint())
+    assert found[0] == found[1]
+    assert len(set(found)) == 4
 
 
 def test_further_splits_of_a_data_set(tmp_path):
@@ -194,21 +188,6 @@ def test_further_splits_of_a_data_set(tmp_path):
     assert (read["test"].num_rows, read["test_other"].num_rows) == (20, 8)
     with pytest.raises(GateError, match="has no split 'mismatched' for test_other; it has train, validation, test"):
         TextData(Text(dataset=str(tmp_path), more_tests={"other": "mismatched"})).load_splits()
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        *(
-            (name, "expected a lower-case letter, and then lower-case letters and digits")
-            for name in ("", "Mis-matched", "a_b", "9")
-        ),
-        ("binary", "with which the metric binary_f1 begins"),
-    ],
-)
-def test_names_of_further_test_files(tmp_path, data, name, said):
-    with pytest.raises(GateError, match=said):
-        data(more_tests={name: "other.tsv"})
 
 
 def test_unknown_ending(tmp_path, data):
@@ -231,7 +210,7 @@ def test_an_unreachable_hub_data_set(monkeypatch):
 
 
 def test_a_folder_without_a_vocabulary_has_no_tokenizer(tmp_path):
-    """Of which Transformers would make one that knows nothing."""
+    """Transformers would make one that knows nothing."""
     BertConfig(**CONFIG).save_pretrained(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
     write(tmp_path / "train.tsv")

@@ -41,14 +41,6 @@ def test_sentences_that_are_too_long_or_without_a_piece_are_left_out():
     assert [pieces is None for pieces in found] == [False, True, True]
 
 
-def test_a_slow_tokenizer_is_refused():
-    class Slow:
-        is_fast = False
-
-    with pytest.raises(GateError, match="Slow is a slow tokenizer, which does not say which pieces make a word"):
-        encode_words(Slow(), [["a"]], None)
-
-
 def test_lines_of_texts(tmp_path):
     (tmp_path / "texts.txt").write_text("one two\n\n three \n")
     assert read_lines(str(tmp_path / "texts.txt")) == ["one two", "three"]

@@ -1,14 +1,13 @@
 """Activation checkpointing changes no result: what is drawn is drawn once, though layers run twice."""
 
-import json
-
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from gates.errors import GateError
 from gates.gating.head_gates import HeadGates
-from tests.training.runs import make_data, make_options, make_pruner, make_trainer, run_fit, write_config
+from tests.training.pruner.fits import fit, make_data
+from tests.training.runs import make_options, make_pruner
 from training.pruner.module import HeadPruner, checkpoint_activations_, checkpoints_activations
 
 SMALL = {"vocab_size": 50, "max_position_embeddings": 32, "pad_token_id": 0, "eos_token_id": 2}
@@ -35,11 +34,10 @@ def trained(**settings):
         return loss
 
     pruner.training_step = noted
-    make_trainer(limit_val_batches=1, val_check_interval=4).fit(pruner, datamodule=make_data())
+    fit(pruner, limit_val_batches=1, val_check_interval=4)
     return dict(pruner.named_parameters()), torch.stack(losses), runs[0] / len(losses)
 
 
-@pytest.mark.integration
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("settings", [{"draw_per": "example"}, {"draw_per": "batch", "pipelined": False}])
 def test_the_same_to_the_bit(settings):
@@ -97,17 +95,3 @@ def test_by_transformers_itself_and_never_reentrant():
     checkpoint_activations_(backbone)
     assert checkpoints_activations(backbone)
     assert {layer._gradient_checkpointing_func.keywords["use_reentrant"] for layer in backbone.bert.encoder.layer} == {False}
-
-
-@pytest.mark.nightly
-def test_in_two_processes(tmp_path):
-    """Masks and metrics of a whole run, with DistributedDataParallel."""
-    two = ["--config", write_config(tmp_path), "--trainer.devices", "2", "--trainer.strategy", "ddp"]
-    found = []
-    for name, more in {"kept": [], "anew": ["--model.checkpoint_activations", "true"]}.items():
-        done = run_fit(*two, *more, "--run_dir", name, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        found.append([json.loads((tmp_path / name / file).read_text()) for file in ("masks.json", "metrics.json")])
-    (masks, metrics), (again, others) = found
-    assert masks == again
-    assert {k: v for k, v in metrics.items() if "test" in k} == {k: v for k, v in others.items() if "test" in k}

@@ -1,7 +1,8 @@
 import pytorch_lightning as pl
 import torch
 
-from tests.training.runs import STEPS_PER_EPOCH, make_data, make_pruner, make_trainer
+from tests.training.pruner.fits import N, fit
+from tests.training.runs import make_pruner
 from training.pruner.callbacks import AverageWeights
 
 
@@ -21,36 +22,33 @@ def mean_of(record, steps):
 
 def test_the_end_of_the_finetune_and_of_the_run_are_averages_of_their_own_phase():
     before, after, pruner = Record(), Record(), make_pruner()
-    trainer = make_trainer(callbacks=[before, AverageWeights(3, 4), after])
-    trainer.fit(pruner, make_data())
-    finetune, end = STEPS_PER_EPOCH, 3 * STEPS_PER_EPOCH
-    torch.testing.assert_close(after.after[finetune], mean_of(before, [finetune - 8, finetune - 4, finetune]))
-    torch.testing.assert_close(after.after[end], mean_of(before, [end - 8, end - 4, end]))
-    torch.testing.assert_close(after.after[finetune - 1], before.after[finetune - 1])
-    torch.testing.assert_close(dict(pruner.backbone.named_parameters()), after.after[end])
+    fit(pruner, before, AverageWeights(3, 2), after)
+    for end in (N, 3 * N):
+        torch.testing.assert_close(after.after[end], mean_of(before, [end - 4, end - 2, end]))
+    torch.testing.assert_close(after.after[N - 1], before.after[N - 1])
+    torch.testing.assert_close(dict(pruner.backbone.named_parameters()), after.after[3 * N])
 
 
 def test_checkpoints_of_an_earlier_phase_stay_out_of_the_average():
-    before, after, pruner = Record(), Record(), make_pruner(retrain=0.25)
-    make_trainer(callbacks=[before, AverageWeights(10, 2), after]).fit(pruner, make_data())
+    before, after, pruner = Record(), Record(), make_pruner(retrain=0.5)
+    fit(pruner, before, AverageWeights(10, 2), after)
     end = max(before.after)
     retraining = list(range(end, pruner.boundaries[1], -2))
     assert 1 < len(retraining) < 10
     torch.testing.assert_close(after.after[end], mean_of(before, retraining))
 
 
-def test_weights_that_rest_while_pruning_move_in_the_finetune_only():
-    record, pruner = Record(), make_pruner(freeze_while_pruning=["embeddings"])
-    make_trainer(callbacks=[record]).fit(pruner, make_data())
+def test_weights_that_are_frozen_while_pruning_move_in_the_finetune_only():
+    record = Record()
+    fit(make_pruner(freeze_while_pruning=["embeddings"]), record)
     name = next(name for name in record.after[1] if "word_embeddings" in name)
     other = next(name for name in record.after[1] if "layer.0" in name and "query.weight" in name)
-    finetune, end = STEPS_PER_EPOCH, 3 * STEPS_PER_EPOCH
-    assert not torch.equal(record.after[1][name], record.after[finetune][name])
-    assert torch.equal(record.after[finetune][name], record.after[end][name])
-    assert not torch.equal(record.after[finetune][other], record.after[end][other])
+    assert not torch.equal(record.after[1][name], record.after[N][name])
+    assert torch.equal(record.after[N][name], record.after[3 * N][name])
+    assert not torch.equal(record.after[N][other], record.after[3 * N][other])
 
 
-def test_resting_weights_stay_whatever_the_number_of_checkpoints():
+def test_frozen_weights_stay_whatever_the_number_of_checkpoints():
     """In single precision the mean of five equal numbers is often another one."""
     callback, layer = AverageWeights(5, 1), torch.nn.Linear(50, 50)
     before = layer.weight.detach().clone()

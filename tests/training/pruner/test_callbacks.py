@@ -1,4 +1,4 @@
-"""What happens beside the training loop."""
+"""Callbacks of training: costs, ends of phases, and predictions."""
 
 from types import SimpleNamespace
 
@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from gates.errors import GateError
-from tests.training.runs import make_data, make_pruner, make_trainer
+from tests.training.pruner.fits import N, Save, fit, make_data
+from tests.training.runs import make_pruner, make_trainer
 from training.pruner.callbacks import CostInCheckpoints, EndOfPhase, Predictions
 from training.pruner.module import evaluate
 from training.runs.cost import Cost, measured
@@ -15,16 +16,12 @@ from training.runs.cost import Cost, measured
 
 def test_work_of_several_steps_keeps_its_cost_in_checkpoints(tmp_path):
     cost = Cost(12.5, 300.0)
-    trainer = make_trainer(callbacks=[CostInCheckpoints(lambda: SimpleNamespace(cost=cost))], max_steps=1)
-    trainer.fit(make_pruner(), make_data())
-    trainer.save_checkpoint(tmp_path / "with.ckpt")
-    saved = torch.load(tmp_path / "with.ckpt", weights_only=True)
-    torch.save(saved | {"identity": "own"}, tmp_path / "with.ckpt")
-    torch.save({"state_dict": {}, "identity": "own"}, tmp_path / "without.ckpt")
-    assert CostInCheckpoints.read(tmp_path / "with.ckpt", "own") == cost
-    assert CostInCheckpoints.read(tmp_path / "without.ckpt", "own") == Cost(forward_examples=None, backward_examples=None)
+    fit(None, CostInCheckpoints(lambda: SimpleNamespace(cost=cost)), Save(tmp_path, 1), max_steps=1)
+    path = tmp_path / "1.ckpt"
+    torch.save(torch.load(path, weights_only=True) | {"identity": "own"}, path)
+    assert CostInCheckpoints.read(path, "own") == cost
     with pytest.raises(GateError, match="is not of the experiment"):
-        CostInCheckpoints.read(tmp_path / "with.ckpt", "another")
+        CostInCheckpoints.read(path, "another")
 
 
 def test_validation_is_no_part_of_what_training_costs():
@@ -35,22 +32,20 @@ def test_validation_is_no_part_of_what_training_costs():
     assert (cost.cost.forward_examples, cost.cost.backward_examples) == (pytest.approx(examples), pytest.approx(examples))
 
 
-@pytest.mark.parametrize(("phase", "end", "mode"), [("finetune", 16, "open"), ("prune", 32, "masked")])
+@pytest.mark.parametrize(("phase", "end", "mode"), [("finetune", N, "open"), ("prune", 2 * N, "masked")])
 def test_training_ends_with_a_phase_and_a_checkpoint_of_it(phase, end, mode, tmp_path):
-    pruner = make_pruner()
-    trainer = make_trainer(callbacks=[EndOfPhase(tmp_path / "end.ckpt", phase)])
-    trainer.fit(pruner, make_data())
-    assert trainer.global_step == end
+    pruner = fit(None, EndOfPhase(tmp_path / "end.ckpt", phase))
+    assert pruner.trainer.global_step == end
     assert pruner.gates.mode == mode
     assert torch.load(tmp_path / "end.ckpt", weights_only=True)["global_step"] == end
 
 
 def test_training_of_a_phase_does_not_begin_behind_its_end(tmp_path):
-    trainer = make_trainer(callbacks=[EndOfPhase(tmp_path / "prune.ckpt", "prune")])
-    trainer.fit(make_pruner(), make_data())
-    again = make_trainer(callbacks=[EndOfPhase(tmp_path / "dense.ckpt", "finetune")])
-    with pytest.raises(GateError, match="is of step 32, but fine-tuning ends after 16; give --ckpt_path one of fine-tuning"):
-        again.fit(make_pruner(), make_data(), ckpt_path=tmp_path / "prune.ckpt", weights_only=True)
+    fit(None, EndOfPhase(tmp_path / "prune.ckpt", "prune"))
+    with pytest.raises(
+        GateError, match=f"is of step {2 * N}, but fine-tuning ends after {N}; give --ckpt_path one of fine-tuning"
+    ):
+        fit(None, EndOfPhase(tmp_path / "dense.ckpt", "finetune"), ckpt_path=tmp_path / "prune.ckpt")
     assert not (tmp_path / "dense.ckpt").exists()
 
 

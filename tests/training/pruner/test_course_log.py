@@ -4,25 +4,24 @@ import pandas as pd
 import pytest
 from pytorch_lightning.loggers import CSVLogger
 
-from tests.training.runs import SETTINGS, STEPS_PER_EPOCH, make_data, make_pruner, make_trainer
+from tests.training.pruner.fits import N, fit
+from tests.training.runs import SETTINGS, make_pruner
 from training.pruner.logging import CourseLog
 
 
 def log_of(folder, **settings):
     """The log of a run of three epochs with a validation at the end of each, by the step that was the last."""
-    pruner = make_pruner(**settings)
-    checks = {"limit_val_batches": 1.0, "val_check_interval": STEPS_PER_EPOCH}
-    logger = CSVLogger(folder, name="", version="")
-    make_trainer(callbacks=[CourseLog()], logger=logger, log_every_n_steps=4, **checks).fit(pruner, make_data())
+    checks = {"limit_val_batches": 1.0, "val_check_interval": N, "log_every_n_steps": 2}
+    fit(make_pruner(**settings), CourseLog(), logger=CSVLogger(folder, name="", version=""), **checks)
     return pd.read_csv(folder / "metrics.csv").assign(done=lambda table: table["step"] + 1)
 
 
 def test_epoch_phase_and_learning_rates_are_those_of_the_step(tmp_path):
     log = log_of(tmp_path)
-    assert log["epoch"].tolist() == pytest.approx((log["done"] / STEPS_PER_EPOCH).tolist())
+    assert log["epoch"].tolist() == pytest.approx((log["done"] / N).tolist())
     assert log["select/accuracy"].notna().sum() == 3
     trained = log[log["train/phase"].notna()].set_index("done")
-    assert trained["train/phase"].to_dict() == {step: (step - 1) // STEPS_PER_EPOCH for step in range(4, 49, 4)}
+    assert trained["train/phase"].to_dict() == {step: (step - 1) // N for step in range(2, 3 * N + 1, 2)}
     assert (trained["train/gate_learning_rate"] > 0).tolist() == [phase == 1 for phase in trained["train/phase"]]
     rates = trained["train/learning_rate"]
     assert 0 < rates.iloc[-1] < rates.iloc[1] <= SETTINGS["learning_rate"]

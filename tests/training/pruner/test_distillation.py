@@ -1,4 +1,3 @@
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,42 +9,15 @@ from scipy.special import log_softmax
 from gates.errors import GateError
 from gates.gating.head_gates import HeadGates
 from tests.models import FAMILIES, build, inputs, logits
-from tests.training.runs import STEPS_PER_EPOCH, make_data, make_pruner, make_trainer
+from tests.training.pruner.fits import N, Save, assert_same, fit, make_data, state
+from tests.training.runs import make_pruner, make_trainer
 from training.pruner.distillation import Teacher, distillation_terms, hidden_mse, layer_states, logit_kl, recorded_outputs
 
 DISTIL = {"distil": 0.5, "distil_hidden": 0.3}
 MASK = torch.tensor([0.0, 1, 0, 1, 0, 1, 0, 1])
 
 
-def fit(pruner=None, trainer=None, *, fixed=None, **more):
-    pruner, trainer = pruner or make_pruner(**DISTIL), trainer or make_trainer()
-    with nullcontext() if fixed is None else pruner.fixed_to(fixed):
-        trainer.fit(pruner, make_data(), **more)
-    return pruner
-
-
-def state(pruner):
-    return {name: tensor.clone() for name, tensor in pruner.state_dict().items() if "_extra_state" not in name}
-
-
-def assert_same(found, expected):
-    assert found.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert torch.equal(tensor, found[name]), name
-
-
-class Save(pl.Callback):
-    """Keeps checkpoints of some steps in a folder."""
-
-    def __init__(self, folder, *steps):
-        self.folder, self.steps = folder, steps
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        if trainer.global_step in self.steps:
-            trainer.save_checkpoint(self.folder / f"{trainer.global_step}.ckpt")
-
-
-TAUGHT = (STEPS_PER_EPOCH, STEPS_PER_EPOCH + 7, 2 * STEPS_PER_EPOCH + 3)
+TAUGHT = (N, N + 5, 2 * N + 3)
 """Steps of the shared run with a teacher after which checkpoints are kept."""
 
 
@@ -53,19 +25,22 @@ TAUGHT = (STEPS_PER_EPOCH, STEPS_PER_EPOCH + 7, 2 * STEPS_PER_EPOCH + 3)
 def plain(tmp_path_factory):
     """Folder with checkpoints of a run without distillation, at the end of its fine-tuning and after it."""
     folder = tmp_path_factory.mktemp("plain")
-    trainer = make_trainer(callbacks=[Save(folder, STEPS_PER_EPOCH, STEPS_PER_EPOCH + 3)], max_steps=STEPS_PER_EPOCH + 3)
-    fit(make_pruner(), trainer)
+    fit(None, Save(folder, N, N + 3), max_steps=N + 3)
     return folder
 
 
 @pytest.fixture(scope="module")
 def taught(tmp_path_factory):
     """State at the end of a run with a teacher, and the folder with its checkpoints."""
-    folder = tmp_path_factory.mktemp("taught")
+    folder, pruner = tmp_path_factory.mktemp("taught"), make_pruner(**DISTIL)
     trainer = make_trainer(callbacks=[Save(folder, *TAUGHT)])
-    pruner = fit(trainer=trainer)
+    trainer.fit(pruner, make_data())
     trainer.save_checkpoint(folder / "final.ckpt", weights_only=True)
     return state(pruner), folder
+
+
+def distilled(*callbacks, **more):
+    return fit(make_pruner(**DISTIL), *callbacks, **more)
 
 
 # -- the terms ---------------------------------------------------------------------------------------------------
@@ -204,13 +179,13 @@ def test_the_teacher_is_the_model_at_the_end_of_the_finetune(fixed, plain):
     class Compare(pl.Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             step = trainer.global_step
-            if step == STEPS_PER_EPOCH:
+            if step == N:
                 dense.update({name: tensor.clone() for name, tensor in pl_module.backbone.state_dict().items()})
                 batches.append(batch)
                 with torch.no_grad():
                     dense["logits"] = pl_module.task.losses(pl_module.backbone.eval(), batches[0])[1]
                 pl_module.backbone.train()
-            if step <= STEPS_PER_EPOCH:
+            if step <= N:
                 assert pl_module.teacher is None
                 return
             teacher = pl_module.teacher.model
@@ -221,12 +196,11 @@ def test_the_teacher_is_the_model_at_the_end_of_the_finetune(fixed, plain):
     pruner = make_pruner(**DISTIL)
     names = list(pruner.state_dict()), [name for name, _ in pruner.named_parameters()]
     if fixed is None:
-        fit(pruner, make_trainer(callbacks=[Compare()]))
+        fit(pruner, Compare())
     else:  # a fine-tuning without fixed values, and the rest with them
-        fit(pruner, make_trainer(callbacks=[Compare()], max_steps=STEPS_PER_EPOCH))
-        more = {"ckpt_path": plain / f"{STEPS_PER_EPOCH}.ckpt", "weights_only": True}
-        fit(pruner, make_trainer(callbacks=[Compare()]), fixed=fixed, **more)
-    assert dense["seen"] == 3 * STEPS_PER_EPOCH
+        fit(pruner, Compare(), max_steps=N)
+        fit(pruner, Compare(), fixed=fixed, ckpt_path=plain / f"{N}.ckpt")
+    assert dense["seen"] == 3 * N
     assert names == (list(pruner.state_dict()), [name for name, _ in pruner.named_parameters()])
     assert pruner.teacher is None
 
@@ -248,8 +222,8 @@ def test_the_loss_is_made_of_its_terms():
     settings = {"from_scratch": model, "distil": 0.4, "distil_hidden": 0.2, "distil_temperature": 3.0}
     pruner, again = (make_pruner(**settings) for _ in range(2))
     mask = torch.tensor([0.0, 1, 0, 0, 0, 0, 0, 1])
-    fit(pruner, make_trainer(max_steps=STEPS_PER_EPOCH), fixed=mask)
-    fit(again, make_trainer(callbacks=[Loss()], max_steps=STEPS_PER_EPOCH + 1), fixed=mask)
+    fit(pruner, fixed=mask, max_steps=N)
+    fit(again, Loss(), fixed=mask, max_steps=N + 1)
     batch, backbone = seen["batch"], pruner.backbone.eval()
     with torch.no_grad():
         outputs = {}
@@ -279,20 +253,19 @@ def test_the_loss_is_made_of_its_terms():
 def test_resuming_gives_the_same_result(at, taught):
     whole, folder = taught
     torch.manual_seed(99)
-    assert_same(state(fit(ckpt_path=folder / f"{at}.ckpt", weights_only=True)), whole)
+    assert_same(state(distilled(ckpt_path=folder / f"{at}.ckpt")), whole)
 
 
 def test_resuming_with_fixed_values_gives_the_same_result(tmp_path, plain):
-    at, more = STEPS_PER_EPOCH + 7, {"ckpt_path": plain / f"{STEPS_PER_EPOCH}.ckpt", "weights_only": True}
-    whole = state(fit(trainer=make_trainer(callbacks=[Save(tmp_path, at)]), fixed=MASK, **more))
+    whole = state(distilled(Save(tmp_path, N + 5), fixed=MASK, ckpt_path=plain / f"{N}.ckpt"))
     torch.manual_seed(99)
-    assert_same(state(fit(fixed=MASK, **(more | {"ckpt_path": tmp_path / f"{at}.ckpt"}))), whole)
+    assert_same(state(distilled(fixed=MASK, ckpt_path=tmp_path / f"{N + 5}.ckpt")), whole)
 
 
 def test_the_dense_checkpoint_serves_runs_with_and_without_a_teacher(plain, taught):
-    expected, more = taught[0], {"ckpt_path": plain / f"{STEPS_PER_EPOCH}.ckpt", "weights_only": True}
-    assert_same(state(fit(**more)), expected)
-    untaught = state(fit(make_pruner(), **more))
+    expected, dense = taught[0], plain / f"{N}.ckpt"
+    assert_same(state(distilled(ckpt_path=dense)), expected)
+    untaught = state(fit(ckpt_path=dense))
     assert any(not torch.equal(tensor, untaught[name]) for name, tensor in expected.items())
 
 
@@ -311,14 +284,14 @@ def test_without_weight_training_is_as_if_there_were_no_distillation():
 
 
 def test_a_checkpoint_past_the_finetune_without_the_dense_model_is_refused(plain):
-    with pytest.raises(GateError, match=r"past fine-tuning .step 19 of 16.*go on from dense\.ckpt"):
-        fit(ckpt_path=plain / f"{STEPS_PER_EPOCH + 3}.ckpt", weights_only=True)
+    with pytest.raises(GateError, match=rf"past fine-tuning .step {N + 3} of {N}.*go on from dense\.ckpt"):
+        distilled(ckpt_path=plain / f"{N + 3}.ckpt")
 
 
 def test_the_teacher_is_saved_only_where_training_goes_on(taught):
     _, folder = taught
     kept = {path.stem: "teacher" in torch.load(path, weights_only=True) for path in folder.iterdir()}
-    assert kept == {str(STEPS_PER_EPOCH): False, **{str(step): True for step in TAUGHT[1:]}, "final": False}
+    assert kept == {str(N): False, **{str(step): True for step in TAUGHT[1:]}, "final": False}
 
 
 def test_models_with_one_stack_say_which_queries_count():

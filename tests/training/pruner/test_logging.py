@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tests.training.runs import STEPS_PER_EPOCH, make_data, make_pruner, make_trainer
+from tests.training.pruner.fits import N, fit
+from tests.training.runs import make_pruner
 from training.pruner.logging import GateLog
 
 
@@ -27,30 +28,30 @@ class Logged(GateLog):
 
 @pytest.mark.parametrize("settings", [{}, {"budget": {"encoder": 3}}, {"budget": None}])
 def test_open_expected_and_target_heads_are_logged(settings):
-    log, pruner, n = Logged(), make_pruner(**settings), STEPS_PER_EPOCH
-    make_trainer(callbacks=[log], log_every_n_steps=4).fit(pruner, make_data())
-    assert log.steps == list(log.logged) == list(range(4, 3 * n + 1, 4))
+    log, pruner = Logged(), make_pruner(**settings)
+    fit(pruner, log, log_every_n_steps=2)
+    assert log.steps == list(log.logged) == list(range(2, 3 * N + 1, 2))
     for step, logged in log.logged.items():
         values, probability = log.seen[step]
         is_open = (values > 0).float()
-        expected = probability if n < step <= 2 * n else is_open
+        expected = probability if N < step <= 2 * N else is_open
         for name, counts in (("open", is_open), ("expected", expected)):
             assert logged[f"heads/{name}"] == pytest.approx(float(counts.sum()))
             assert logged[f"heads/{name}/encoder"] == pytest.approx(float(counts.sum()))
             assert logged[f"heads/{name}/encoder.1"] == pytest.approx(float(counts[4:].sum()))
         assert ("heads/target" in logged) == (settings.get("budget", 3) is not None)
     if settings == {}:
-        assert log.logged[4]["heads/target"] == pytest.approx(pruner.steering.budget_controller.schedule.goals(0.0)[0])
-        assert log.logged[3 * n]["heads/target"] == log.logged[3 * n]["heads/open"] == 3
+        assert log.logged[2]["heads/target"] == pytest.approx(pruner.steering.budget_controller.schedule.goals(0.0)[0])
+        assert log.logged[3 * N]["heads/target"] == log.logged[3 * N]["heads/open"] == 3
 
 
 def test_the_table_has_a_column_for_each_gate_and_goes_on_after_a_stop():
     log, pruner = Logged(), make_pruner()
-    make_trainer(callbacks=[log], log_every_n_steps=8).fit(pruner, make_data())
+    fit(pruner, log, log_every_n_steps=4)
     table = log.table(pruner)
     heads = [f"encoder.{layer}.{head}" for layer in range(2) for head in range(4)]
     assert list(table.columns) == ["step", "expected", "price", *heads]
-    assert table["step"].tolist() == [8, 16, 24, 32, 40, 48]
+    assert table["step"].tolist() == [4, 8, 12, 16, 20, 24]
     for row in table.itertuples(index=False):
         assert list(row[3:]) == pytest.approx(log.seen[row.step][0].tolist())
     assert table["expected"].tolist() == pytest.approx([logged["heads/expected"] for logged in log.logged.values()])
@@ -60,18 +61,15 @@ def test_the_table_has_a_column_for_each_gate_and_goes_on_after_a_stop():
     again.load_state_dict(log.state_dict())
     assert again.table(pruner).equals(table)
     assert list(GateLog().table(pruner).columns) == ["step", *heads]
-    again.load_state_dict({"steps": log.steps, "values": log.values})  # a checkpoint of an earlier version
-    assert again.table(pruner).equals(table[["step", *heads]])
     assert torch.equal(torch.tensor(table.iloc[-1, 3:].to_numpy(dtype="float32")), pruner.gates.mask)
 
 
 def test_gates_are_pictured_while_they_are_trained_and_once_as_a_mask(tmp_path, monkeypatch):
-    n, sent = STEPS_PER_EPOCH, []
+    sent = []
     monkeypatch.setattr(GateLog, "_send_picture", lambda self, trainer, pruner, values, title: sent.append((title, values)))
-    pruner = make_pruner()
-    make_trainer(callbacks=[GateLog(pictures=4)], log_every_n_steps=2).fit(pruner, make_data())
+    pruner = fit(None, GateLog(pictures=4), log_every_n_steps=1)
     *course, (title, mask) = sent
     steps = [int(title.removeprefix("gates at step ")) for title, _ in course]
-    assert steps == [n + 2, n + 6, n + 10, n + 14]
+    assert steps == [N + 1, N + 3, N + 5, N + 7]
     assert len({tuple(values.tolist()) for _, values in course}) == 4
     assert (title, mask.tolist()) == ("heads kept", pruner.gates.mask.tolist())

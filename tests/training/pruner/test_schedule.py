@@ -6,26 +6,25 @@ from tests.training.runs import make_options
 from training.pruner.schedule import Schedule
 
 
-def of(steps, finetune=2.0, prune=1.0, retrain=1.0, ramp=0.5, rise=0.1, **more):
-    phases = {"finetune": finetune, "prune": prune, "retrain": retrain}
-    return Schedule.of_epochs(steps, **phases, ramp_share=ramp, rise_share=rise, **more)
+def of(steps, finetune=2.0, prune=1.0, retrain=1.0, ramp=0.5, rise=0.1, *, rests=False, peak=None, **more):
+    """A schedule whose second cycle of the learning rate has a peak of its own."""
+    rates = {"learning_rate": 1.0, "prune_learning_rate": peak}
+    phases = {"finetune": finetune, "prune": prune, "retrain": retrain, "ramp": ramp, "lr_warm_up": rise}
+    return Schedule.of_options(steps, make_options(**phases, **rates, **more), rests=rests)
 
 
 @pytest.mark.parametrize("decay", ["linear", "noam"])
 def test_a_second_cycle_rises_from_zero_to_its_own_peak_after_the_finetune(decay):
-    phases = {"finetune": 2.0, "prune": 1.0, "retrain": 1.0, "ramp_share": 0.5, "rise_share": 0.1}
-    schedule = Schedule.of_epochs(200, **phases, decay=decay, second_peak=0.25)
+    schedule = of(200, lr_decay=decay, peak=0.25)
     first, second = ([schedule.backbone_rate(step) for step in steps] for steps in (range(100), range(100, 200)))
     assert second == pytest.approx([0.25 * rate for rate in first])
     assert max(first) == pytest.approx(1) == first[9]
-    whole = Schedule.of_epochs(200, **{**phases, "finetune": 0.0}, decay=decay, second_peak=0.25)
+    whole = of(200, finetune=0.0, lr_decay=decay, peak=0.25)
     assert max(whole.backbone_rate(step) for step in range(200)) == pytest.approx(0.25)
 
 
 def test_noam_falls_with_the_inverse_square_root_of_the_step():
-    schedule = Schedule.of_epochs(
-        2000, finetune=2.0, prune=1.0, retrain=1.0, ramp_share=0.5, rise_share=0.04, decay="noam"
-    )  # fmt: skip
+    schedule = of(2000, rise=0.04, lr_decay="noam")
     for step in (0, 10, 39, 40, 300, 999):  # Vaswani et al. 2017, equation 3, with its peak as unit
         count = step + 1
         expected = min(count**-0.5, count * 40**-1.5) / 40**-0.5
@@ -33,7 +32,7 @@ def test_noam_falls_with_the_inverse_square_root_of_the_step():
 
 
 def test_without_prune_and_retrain_there_is_one_phase():
-    schedule = Schedule.of_epochs(70, finetune=3.0, prune=0.0, retrain=0.0, ramp_share=0.5, rise_share=0.1)
+    schedule = of(70, finetune=3.0, prune=0.0, retrain=0.0, budget=None)
     assert (schedule.finetune, schedule.prune, schedule.end) == (70, 70, 70)
     assert {schedule.phase(step) for step in range(70)} == {"finetune"}
 
@@ -76,8 +75,8 @@ def test_options_become_a_schedule(peaks, second):
 
 
 def test_a_second_cycle_begins_when_the_backbone_trains_again():
-    schedule = of(100, second_peak=0.5, rests=True)
-    joint = of(100, second_peak=0.5)
+    schedule = of(100, peak=0.5, rests=True)
+    joint = of(100, peak=0.5)
     assert [schedule.backbone_rate(step) for step in range(50)] == [joint.backbone_rate(step) for step in range(50)]
     assert schedule.backbone_rate(49) < 0.03  # the dense model is trained to its end
     assert max(schedule.backbone_rate(step) for step in range(75, 100)) == 0.5

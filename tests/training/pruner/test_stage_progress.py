@@ -6,13 +6,12 @@ import re
 import pytest
 import torch
 
-from tests.training.runs import STEPS_PER_EPOCH, make_data, make_pruner, make_trainer
+from tests.training.pruner.fits import N, fit, make_data
+from tests.training.runs import make_pruner, make_trainer
 from training.pruner.callbacks import LastGoodCheckpoint
 from training.pruner.logging import StageProgress, facts
 from training.pruner.module import evaluate
 from training.runs import progress
-
-N = STEPS_PER_EPOCH
 
 
 @pytest.fixture
@@ -33,8 +32,7 @@ def counts(lines, name):
 
 
 def test_phases_count_their_own_steps(lines):
-    pruner = make_pruner()
-    make_trainer(callbacks=[StageProgress()]).fit(pruner, make_data())
+    fit(None, StageProgress())
     for phase in ("finetune", "prune", "retrain"):
         done, totals = counts(lines(), phase)
         assert done[0] == 0
@@ -43,15 +41,13 @@ def test_phases_count_their_own_steps(lines):
         assert totals == {N}
     ends = [line for line in lines() if ", took" in line]
     assert [line.split()[0] for line in ends] == ["finetune", "prune", "retrain"]
-    assert re.search(r"prune 1/16, loss [\d.]+, heads 8 -> 3, about", "\n".join(lines()))
-    assert re.search(r"retrain 16/16, loss [\d.]+, heads 3, took", ends[2])
+    assert re.search(rf"prune 1/{N}, loss [\d.]+, heads 8 -> 3, about", "\n".join(lines()))
+    assert re.search(rf"retrain {N}/{N}, loss [\d.]+, heads 3, took", ends[2])
     assert "heads" not in ends[0]
 
 
 def test_with_fixed_gates_there_is_no_prune_phase(lines):
-    pruner = make_pruner()
-    with pruner.fixed_to(torch.ones(8)):
-        make_trainer(callbacks=[StageProgress()]).fit(pruner, make_data())
+    fit(None, StageProgress(), fixed=torch.ones(8))
     assert counts(lines(), "prune") == ([], set())
     done, totals = counts(lines(), "retrain")
     assert (done[0], done[-1], totals) == (0, 2 * N, {2 * N})
@@ -61,7 +57,7 @@ def test_evaluations_are_within_training_and_alone(lines):
     pruner, data = make_pruner(finetune=1.0, prune=0.0, retrain=0.0, budget=None), make_data(eval_batch_size=32)
     trainer = make_trainer(callbacks=[StageProgress()], limit_val_batches=1.0, val_check_interval=0.5)
     trainer.fit(pruner, data)
-    assert any(line.startswith("finetune 8/16") and "; evaluating select 1/3" in line for line in lines())
+    assert any(line.startswith(f"finetune {N // 2}/{N}") and "; evaluating select 1/3" in line for line in lines())
     before = len(lines())
     evaluate(make_trainer(callbacks=[StageProgress()]), pruner, data, ("test",))
     assert counts(lines()[before:], "evaluating test") == ([0, 1, 2, 3, 3], {3})
@@ -69,9 +65,9 @@ def test_evaluations_are_within_training_and_alone(lines):
 
 def test_a_phase_that_goes_on_starts_where_it_was(lines, tmp_path):
     last = tmp_path / "last.ckpt"
-    make_trainer(callbacks=[LastGoodCheckpoint(last, every=2 * N + 5)]).fit(make_pruner(), make_data())
+    fit(None, LastGoodCheckpoint(last, every=2 * N + 5))
     before = len(lines())  # scores are stages too
-    make_trainer(callbacks=[StageProgress()]).fit(make_pruner(), make_data(), ckpt_path=last, weights_only=True)
+    fit(None, StageProgress(), ckpt_path=last)
     assert lines()[before] == f"retrain 5/{N}"
 
 
@@ -82,7 +78,7 @@ def test_a_failure_leaves_no_stage_behind(lines):
             raise RuntimeError("stopped")
 
     with pytest.raises(RuntimeError, match="stopped"):
-        make_trainer(callbacks=[Fails()]).fit(make_pruner(), make_data())
+        fit(None, Fails())
     with progress.stage("next"):
         pass
     assert lines()[-2:][0] == "next"

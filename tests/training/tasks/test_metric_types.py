@@ -74,7 +74,7 @@ def answers(draw):
     return classes, draw(rows), draw(rows)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(answers())
 @pytest.mark.filterwarnings("ignore:F-score is ill-defined", "ignore:A single label was found")
 def test_metrics_of_classes_are_those_of_scikit_learn_and_of_the_statistics(given):
@@ -90,7 +90,7 @@ def test_metrics_of_classes_are_those_of_scikit_learn_and_of_the_statistics(give
 
 
 @pytest.mark.parametrize("answer", [0, 1])
-@pytest.mark.parametrize("positives", [0, 1, 3, 721, 1042, 1043])
+@pytest.mark.parametrize("positives", [0, 3, 1043])
 def test_a_classifier_that_always_says_the_same_has_no_correlation_and_has_learned_nothing(answer, positives):
     """The sizes of CoLA's validation set, whose constant classifiers are what small models collapse to."""
     true = [1] * positives + [0] * (1043 - positives)
@@ -101,15 +101,15 @@ def test_a_classifier_that_always_says_the_same_has_no_correlation_and_has_learn
     assert "It has learned nothing" in nothing_learned(dense, shown("matthews", majority), " %")
 
 
-def test_a_class_of_one_example_in_millions_counts():
-    true = np.zeros(3_000_000, dtype=np.int64)
+def test_a_class_of_one_example_counts():
+    true = np.zeros(300_000, dtype=np.int64)
     true[5] = 1
     predicted = true.copy()
     predicted[7] = 1
     expected = sklearn.metrics.matthews_corrcoef(true, predicted)
-    assert expected == pytest.approx(0.5**0.5, abs=1e-6)
+    assert expected == pytest.approx(0.5**0.5, abs=1e-5)
     assert float(metric_values(predicted, true, "matthews")) == pytest.approx(expected)
-    assert classified(2, predicted, true, rows=1_000_000)[1]["matthews"] == pytest.approx(expected)
+    assert classified(2, predicted, true, rows=100_000)[1]["matthews"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("tokenize", ["13a", "zh"])

@@ -144,12 +144,8 @@ def test_a_number_is_learned_from_the_dense_models(model):
     assert float(terms[0].detach()) == 0
 
 
-def test_binary_f1_is_a_metric_where_it_is_asked_for():
-    logits, targets = torch.tensor([[2.0, 1.0], [0.0, 1.0], [0.0, 1.0], [0.0, 1.0]]), torch.tensor([1, 1, 0, 1])
-    task = Classification(["no", "yes"], "binary_f1")
-    metrics = task.metrics("test")
-    task.update(metrics, None, {"labels": targets}, logits)
-    assert float(metrics.compute()["binary_f1"]) == pytest.approx(2 * 2 / (3 + 3))
+def test_binary_f1_is_a_metric_only_as_the_main_one():
+    assert "binary_f1" in Classification(["no", "yes"], "binary_f1").metrics("test")
     assert "binary_f1" not in Classification(["no", "yes"]).metrics("test")
 
 

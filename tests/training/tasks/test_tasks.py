@@ -12,7 +12,6 @@ from training.config import Source
 from training.data.synthetic import build_tokenizer
 from training.data.translation import of_words
 from training.tasks import Classification, from_config, stated_labels
-from training.tasks.loading import count_parameters
 
 BATCH = {"input_ids": torch.tensor([[3, 4, 5, 6]]), "attention_mask": torch.ones(1, 4, dtype=torch.long)}
 
@@ -23,16 +22,9 @@ def load(folder, **more):
 
 def test_a_misspelt_field_of_a_new_model_is_named():
     fields = {"model_type": "bert", "num_hiden_layers": 3}
-    with pytest.raises(GateError, match="'num_hiden_layers', which a config of bert has not; did you mean 'num_hidden"):
+    with pytest.raises(GateError, match="'num_hiden_layers', which a config of bert does not have; did you mean 'num_hidden"):
         from_config(transformers.AutoModelForSequenceClassification, fields)
     assert from_config(transformers.AutoModel, {"model_type": "gpt2", "n_embd": 8, "num_attention_heads": 2, "n_layer": 1})
-
-
-def test_layers_of_any_name_are_limited_before_they_are_made():
-    for fields in ({"model_type": "bert", "num_hidden_layers": 10**12}, {"model_type": "gpt2", "n_layer": 1001}):
-        name = list(fields)[1]
-        with pytest.raises(GateError, match=f"model.from_scratch has {name}: {fields[name]}; expected at most 1000"):
-            from_config(transformers.AutoModel, fields)
 
 
 @pytest.mark.parametrize(
@@ -43,33 +35,12 @@ def test_layers_of_any_name_are_limited_before_they_are_made():
         ({"model_type": "BERT"}, "the model_type 'BERT', which Transformers does not know; did you mean 'bert'"),
         ({"hidden_size": 8}, "has no model_type"),
         ({"model_type": ["bert"]}, "Transformers does not know"),
-        (
-            {"model_type": "bert", "hidden_size": 4_000_000, "num_attention_heads": 8},
-            r"a model of 7\d\d,\S+ parameters; expected",
-        ),
+        ({"model_type": "bert", "hidden_size": 30, "num_attention_heads": 8}, "does not make a model: The hidden size"),
     ],
 )
 def test_a_new_model_that_cannot_be_is_told_by_what_the_user_gave(fields, message):
     with pytest.raises(GateError, match=message):
         Classification(["no", "yes"]).build(Source(from_scratch=fields), build_tokenizer())
-
-
-def test_parameters_are_counted_without_a_draw_and_a_lack_of_memory_is_told(monkeypatch):
-    fields = {"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1, "vocab_size": 11}
-    config = transformers.AutoConfig.for_model(**fields)
-    state = torch.get_rng_state()
-    count = count_parameters(transformers.AutoModel, config)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert count == sum(parameter.numel() for parameter in transformers.AutoModel.from_config(config).parameters())
-
-    def lacking(config):
-        if torch.get_default_device().type == "meta":
-            return transformers.GPT2Model(config)
-        raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 64000000000000 bytes.")
-
-    monkeypatch.setattr(transformers.AutoModel, "from_config", lacking)
-    with pytest.raises(GateError, match=f"a model of {count:,} parameters, for which there is no memory here"):
-        from_config(transformers.AutoModel, fields)
 
 
 def test_a_pickle_is_read_only_when_allowed(tmp_path):
