@@ -361,20 +361,19 @@ def _rows(path: Path, separator: str, quotes: Literal[0, 3]) -> Iterator[tuple[i
             raise GateError(f"the data file {str(path)!r} cannot be read (line {reader.line_num}): {error}") from error
 
 
-def check_text(path: Path, kind: str, *, lines: int = MOST_ROWS) -> None:
+def check_text(path: Path, kind: str) -> None:
     """Empty files, files that are not UTF-8 text, and files beyond all limits, named before a reader stumbles over them.
 
     Args:
         path: of the file.
         kind: ``parquet``, of which only the size is looked at, or a kind of text.
-        lines: to look at; by default all.
     """
     name, packed = f"the data file {str(path)!r}", path.suffix == ".gz"
     most = max(UNPACKED, RATIO * path.stat().st_size)
     number, size, empty = 0, 0, True
     try:
         with (gzip.open if packed else open)(path, "rb") as stream:
-            while number < lines and (line := stream.readline(LONGEST + 1)):
+            while number < MOST_ROWS and (line := stream.readline(LONGEST + 1)):
                 number, size, empty = number + 1, size + len(line), empty and not line.strip()
                 if packed and size > most:
                     raise GateError(f"{name} unpacks to more than {RATIO} times its size, as no text does; check what it is")
@@ -386,13 +385,6 @@ def check_text(path: Path, kind: str, *, lines: int = MOST_ROWS) -> None:
         raise GateError(f"{name} is not a complete gzip file: {error}") from error
     if empty:
         raise GateError(f"{name} is empty; expected at least one example")
-
-
-def check_beginning(file: str, lines: int) -> None:
-    """Raises :class:`GateError` for a text file that is wrong already in its first lines."""
-    path = Path(file)
-    if FORMATS.get(_ending(path).lower()) != "parquet":
-        check_text(path, "text", lines=lines)
 
 
 def check_line(line: bytes, file: str, number: int) -> None:
