@@ -83,15 +83,15 @@ class LocalSweep:
         waiting, running = self.trials.left_behind(), list[Job]()
         for number in waiting:
             refuse_busy(self._run_dir(number))
-        begun = self.trials.begun()
-        shown = progress.begin("trials", max(self.trials.count, len(begun)), sum(one.state != "running" for one in begun))
+        states = [one.state for one in self.trials.begun()]
+        shown = progress.begin("trials", max(self.trials.count, len(states)), len(states) - states.count("running"))
         try:
             while True:
                 while len(running) < self.jobs and (waiting or self.trials.are_left()):
-                    number = waiting.pop(0) if waiting else self.trials.begin()
-                    if number is None:
+                    begun = waiting.pop(0) if waiting else self.trials.begin()
+                    if begun is None:
                         break
-                    running.append(self._start(number, slot=min(set(range(self.jobs)) - {job.slot for job in running})))
+                    running.append(self._start(begun, slot=min(set(range(self.jobs)) - {job.slot for job in running})))
                 shown.advance(0, lambda: f"{len(running)} under way")
                 if not running and not self.trials.are_left():
                     return

@@ -263,7 +263,10 @@ def _flat(parameters: Any, prefix: str = "") -> Iterator[tuple[str, dict[str, An
 
 def _distribution(name: str, spec: Mapping[str, Any]) -> BaseDistribution:
     """Return Optuna's counterpart of a parameter, whose distribution W&B may infer."""
-    low, high, step, values = (spec.get(key) for key in ("min", "max", "q", "values"))
+    low: Any = spec.get("min")
+    high: Any = spec.get("max")
+    step: Any = spec.get("q")
+    values: Any = spec.get("values")
     whole = _is_int(low) and _is_int(high)
     kind = spec.get("distribution") or ("categorical" if "values" in spec else "int_uniform" if whole else "uniform")
     expected = "values: [...], value: ..., or numbers min < max of one of the distributions uniform, int_uniform, q_uniform, "

@@ -287,7 +287,9 @@ def test_a_sweep_that_was_killed_gives_the_same_table(real_sweep, tmp_path, monk
     trials = tmp_path / "run" / "trials"
     try:
         wait_for(lambda: len(list(trials.glob("*/checkpoints/last.ckpt"))) == 2, sweep)
-        children = [int(pid) for pid in Path(f"/proc/{sweep.pid}/task/{sweep.pid}/children").read_text().split()]
+        stats = {int(path.parent.name): path.read_text() for path in Path("/proc").glob("[0-9]*/stat")}
+        children = [pid for pid, stat in stats.items() if stat.rsplit(")", 1)[1].split()[1] == str(sweep.pid)]
+        assert len(children) == 2
         for pid in children:
             os.kill(pid, signal.SIGSTOP)  # so that they are still there when the sweep starts again
     finally:
