@@ -333,6 +333,9 @@ def complaint_of(error: ArgumentError, parser: ArgumentParser) -> str:
 
 def _no_such_option(option: str, prefix: str, kind_of_data: re.Match[str] | None, known: Collection[str]) -> str:
     first = option.split(".")[0]  # an option that is a dictionary may have names below it
+    compared = {field.name for field in fields(ComparisonOptions)} | {group.removesuffix(".") for _, group in COMPARISON_GROUPS}
+    if not prefix and first in compared:
+        return f"the configuration is of a comparison (it has {first}); give it to the command compare"
     fitting = [name for name, kind in KINDS.items() if first in {field.name for field in fields(kind)}]
     if kind_of_data is not None and fitting:
         return f"{kind_of_data[1]} data have no option {first}; choose another kind with --data {' or '.join(fitting)}"
