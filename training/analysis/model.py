@@ -25,7 +25,7 @@ from gates.gating.head_gates import HeadGates
 from gates.gating.latency import LatencyTable
 from gates.scores.ablation import ablate
 from gates.scores.importance import HeadImportance, head_gradients
-from training.cli.command_line import build_parser, one_sentence, shortened
+from training.cli.command_line import build_parser, complaint_of
 from training.config import Source
 from training.config.paths import HubName
 from training.config.yaml_text import read_text
@@ -327,7 +327,7 @@ def _parse(arguments: list[str], wrong: str) -> Any:
     try:
         return parser.parse_args(arguments)
     except (ArgumentError, UnicodeDecodeError, RecursionError) as error:
-        reason = shortened(one_sentence(str(error), parser)) if isinstance(error, ArgumentError) else first_line(error)
+        reason = complaint_of(error, parser) if isinstance(error, ArgumentError) else first_line(error)
         raise GateError(f"{wrong}: {reason}") from error
 
 

@@ -23,11 +23,8 @@ from training.cli.command_line import (
     build_comparison_parser,
     build_latency_parser,
     build_parser,
-    check_is_no_comparison,
-    check_spelling,
     data_options,
     kinds_in,
-    options_of,
     parse,
     shown,
     split_at_dashes,
@@ -220,11 +217,7 @@ def read(name: str, given: Sequence[str]) -> CommandLine:
         raise GateError(f"{name} passes nothing on, so nothing may follow --, but {rest[0]!r} does; put options before it")
     program = ["python", "-m", "training.fit"] if name == "fit" else ["python", "-m", "training", name]
     if command.trains:
-        known, of_data = options_of(parser), _data_options(own)
-        check_spelling(own, known | of_data)
-        arguments = with_config(own)
-        check_is_no_comparison(split_off(arguments, "--config")[0], known)
-        options = parse(parser, arguments, also=of_data)
+        options = parse(parser, with_config(own), also=_data_options(own))
     else:
         options = parse(parser, split_options(own, lambda name: name.startswith(tuple(command.passes_on)))[1])
     return CommandLine(shown(program, given), own, rest, parser, options)
@@ -240,7 +233,7 @@ def load(path: str) -> Callable[[Any], Any]:
 def _data_options(given: Sequence[str]) -> set[str]:
     """Options of the data that may stand on this line: any at all for a kind that is not ours."""
     chosen = [argument.removeprefix("--data=") for argument in split_off(given, "--data")[0] if argument != "--data"]
-    chosen = chosen or kinds_in(split_off(given, "--config")[0])
+    chosen = chosen or kinds_in(given)
     if any("." in name and name.rpartition(".")[2] not in KINDS for name in chosen):
         return {argument.split("=")[0] for argument in given if argument.startswith("--data.")}
     return data_options()

@@ -23,7 +23,7 @@ from gates.files import replacing
 from training.cli.command_line import CommandLine
 from training.cli.exit import stdout
 from training.config import Source
-from training.config.checks import check_positive
+from training.config.checks import check_range
 from training.config.paths import HubName
 from training.data.base import SplitBatches
 from training.data.translation import language_token, read_aligned, read_lines, set_languages
@@ -53,7 +53,7 @@ def translate_files(line: CommandLine) -> None:
     """Translate with every system, score, write and show."""
     quiet_libraries()
     options = line.options
-    check_positive(beams=options.beams, max_length=options.max_length, batch_size=options.batch_size, samples=options.samples)
+    check_range(options, "beams", "max_length", "batch_size", "samples", least=1, prefix="--")
     if options.reference is None:
         source, reference = read_lines(options.source), None
     else:

@@ -10,27 +10,26 @@ from typing import Any, get_args, get_type_hints
 from gates.errors import GateError
 
 LARGEST_WHOLE, LARGEST = 10**15, 1e30
-"""Of whole numbers, beyond which libraries count wrong, and of others, beyond which 32 bits have only infinity."""
+"""The largest whole number that libraries count right, and the largest other one that 32 bits hold."""
 
 
 def check_values(group: type, values: Mapping[str, Any], prefix: str = "") -> None:
-    """What a field's type does not say of its value, or the parser does not ask.
+    """Check what the types of fields do not say.
 
     Args:
-        group: a dataclass.
-        values: its fields by name.
-        prefix: what stands before the names on a command line, such as ``model.``.
+        group: The dataclass of the fields.
+        values: The fields by name.
+        prefix: The text before the names on a command line, such as ``model.``.
 
     Raises:
-        GateError: for nothing where something is needed, a number that is not finite or beyond all use, and a text that no
-            file can hold.
+        GateError: For null where a value is needed, a number that is not finite or too large, and a text that no file can hold.
     """
     hints = get_type_hints(group)
     for name, value in values.items():
         hint = hints.get(name, Any)
         if value is None and hint is not Any and NoneType not in get_args(hint):
             raise GateError(f"--{prefix}{name} is null; expected a value, or leave it out")
-        if hint == dict[str, Any] | None:  # of a model's config, which has its own rules
+        if hint == dict[str, Any] | None:  # fields of a model's config, which has its own rules
             continue
         for part in _parts(value):
             if isinstance(part, str) and not is_text(part):
@@ -41,7 +40,6 @@ def check_values(group: type, values: Mapping[str, Any], prefix: str = "") -> No
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    """The single values in lists and mappings."""
     if isinstance(value, Mapping):
         value = [*value.keys(), *value.values()]
     if isinstance(value, list | tuple):
@@ -52,50 +50,37 @@ def _parts(value: Any) -> Iterator[Any]:
 
 
 def is_text(value: str) -> bool:
-    """Whether UTF-8 can encode a text and a path may have it."""
+    """Return whether UTF-8 can encode a text and a path may have it."""
     return "\0" not in value and not any("\ud800" <= character <= "\udfff" for character in value)
 
 
-def at_least_0(options: object, *names: str, prefix: str = "") -> None:
-    """Raises :class:`GateError` for the first of these fields that is not a finite number from 0 on; None is allowed."""
-    for name in names:
-        value = getattr(options, name)
-        if value is not None and not 0 <= value < math.inf:
-            raise GateError(f"{prefix}{name} is {value}; expected 0 or more")
-
-
-def above_0(options: object, *names: str, prefix: str = "") -> None:
-    """Raises :class:`GateError` for the first of these fields that is not a finite number above 0; None is allowed."""
-    for name in names:
-        value = getattr(options, name)
-        if value is not None and not 0 < value < math.inf:
-            raise GateError(f"{prefix}{name} is {value}; expected a number above 0")
-
-
-def at_least_1(options: object, *names: str, prefix: str = "") -> None:
-    """Raises :class:`GateError` for the first of these fields that is below 1; None is allowed.
+def check_range(
+    options: object,
+    *names: str,
+    least: float | None = None,
+    above: float | None = None,
+    most: float = math.inf,
+    prefix: str = "",
+) -> None:
+    """Raise :class:`GateError` for the first of these fields outside a range; None is allowed.
 
     Args:
-        options: with the fields.
-        names: of the fields.
-        prefix: what stands before the names on a command line.
+        options: The options with the fields.
+        names: The names of the fields.
+        least: The least value.
+        above: The value that all numbers must exceed.
+        most: The largest value. Infinity itself is never allowed.
+        prefix: The text before the names on a command line.
     """
     for name in names:
         value = getattr(options, name)
-        if value is not None and not value >= 1:
-            raise GateError(f"{prefix}{name} is {value}; expected at least 1")
-
-
-def at_most(options: object, most: float, *names: str, prefix: str = "") -> None:
-    """Raises :class:`GateError` for the first of these fields that is above ``most``; None is allowed."""
-    for name in names:
-        value = getattr(options, name)
-        if value is not None and not value <= most:
-            raise GateError(f"{prefix}{name} is {value}; expected at most {most:,}")
-
-
-def check_positive(**settings: int) -> None:
-    """Raises :class:`GateError` for the first setting below 1."""
-    for name, value in settings.items():
-        if value < 1:
-            raise GateError(f"{name} is {value}; expected at least 1")
+        if value is None:
+            continue
+        is_above = (least is None or value >= least) and (above is None or value > above)
+        if is_above and value <= most and value < math.inf:
+            continue
+        if most < math.inf:
+            expected = f"at most {most:,}" if least is None else f"a number from {least} to {most:,}"
+        else:
+            expected = f"at least {least}" if above is None else f"a number above {above}"
+        raise GateError(f"{prefix}{name} is {value}; expected {expected}")

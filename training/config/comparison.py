@@ -12,7 +12,7 @@ import yaml
 from gates.errors import GateError
 from gates.gating.latency import EXPECTED, parse_time
 from gates.options import NO_KIND
-from training.config.checks import at_least_1
+from training.config.checks import check_range
 from training.config.model import BudgetOption, PriceOption, Time
 from training.config.paths import LocalPath
 from training.config.run import LARGEST_SEED
@@ -181,7 +181,7 @@ class LauncherOptions:
     ray_gpus_per_task: int | float | None = None
 
     def __post_init__(self) -> None:
-        at_least_1(self, "ray_cpus_per_task", prefix="--")
+        check_range(self, "ray_cpus_per_task", least=1, prefix="--")
         gpus = self.ray_gpus_per_task
         if gpus is not None and not (0 <= gpus <= 1 or gpus == int(gpus) > 0):
             raise GateError(

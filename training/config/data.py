@@ -11,18 +11,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
 from gates.errors import GateError
-from training.config.checks import at_least_0, at_least_1, at_most
-from training.config.data_base import (
-    Data,
-    DataOptions,
-    FilesOrHub,
-    Generated,
-    MoreTests,
-    WithSplits,
-    check_rows,
-    check_share,
-    check_text_seed,
-)
+from training.config.checks import check_range
+from training.config.data_base import Data, DataOptions, FilesOrHub, Generated, HubSplits, MoreTests, Subwords, check_share
 from training.config.paths import HubName, LocalPath
 from training.config.text import (
     BleuTokenizer,
@@ -30,7 +20,6 @@ from training.config.text import (
     Documents,
     ParallelText,
     SentenceLoss,
-    Subwords,
     SyntheticDocuments,
     SyntheticTranslation,
     TranslationOptions,
@@ -57,7 +46,7 @@ class SentenceOptions(DataOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least_1(self, "batch_size")
+        check_range(self, "batch_size", least=1)
 
 
 @dataclass(frozen=True)
@@ -96,38 +85,18 @@ class SentenceFiles(MoreTests, SentenceOptions):
         check_header: whether a first line that looks like a header is refused where ``columns`` are given; false takes it for
             an example.
         quoting: whether fields of a csv or tsv file may be in double quotes; by default csv yes, tsv no.
-        select_fraction: share of the training examples set aside for selection when there is no split for it.
         tokenizer: hub name or folder; by default the model's.
-        dataset: hub name of a data set, such as ``glue``, instead of files.
-        subset: its configuration, such as ``sst2``.
-        train_split: name of its training split.
-        select_split: name of its selection split.
-        test_split: name of its test split.
     """
 
     metrics: ClassVar[tuple[str, ...]] = (*get_args(ClassMetric), *get_args(RatingMetric))
 
-    train_file: LocalPath | None = None
-    test_file: LocalPath | None = None
-    select_file: LocalPath | None = None
-    more_tests: dict[str, LocalPath] | None = None
     text_column: str | None = None
     label_column: str | None = None
     pair_column: str | None = None
     columns: list[str] | None = None
     check_header: bool = True
     quoting: bool | None = None
-    select_fraction: float = 0.1
     tokenizer: HubName | None = None
-    dataset: HubName | None = None
-    subset: str | None = None
-    train_split: str = "train"
-    select_split: str | None = None
-    test_split: str = "test"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_source()
 
 
 @dataclass(frozen=True)
@@ -159,45 +128,35 @@ class Synthetic(Generated, ClassificationOptions):
     """The embedded examples: a small generated language with questions that need particular heads.
 
     Args:
-        train_rows: training examples.
-        select_rows: examples of the selection split, on which every choice is made.
-        test_rows: test examples.
         max_distractors: nouns between subject and verb, at most.
-        text_seed: of the generated text. Runs with other seeds see the same text, so that their results can be compared.
         interchange: in a comparison, whether the heads that carry the facts behind the answers are found on each dense model by
             interchange interventions, and every mask is measured against them (``interchange.csv``).
     """
 
     reader: ClassVar[str] = "training.data.synthetic:SyntheticData"
 
+    least_rows: ClassVar[int] = 3
     train_rows: int = 12288
     select_rows: int = 1536
     test_rows: int = 3072
     max_distractors: int = 3
-    text_seed: int = 0
     interchange: bool = False
     batch_size: int = 64
     score_rows: int = 1024
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_rows(self.rows, least=3)
-        check_text_seed(self.text_seed)
-        at_least_0(self, "max_distractors")
+        check_range(self, "max_distractors", least=0)
 
 
 @dataclass(frozen=True)
-class KnownTruth(ClassificationOptions):
+class KnownTruth(Generated, ClassificationOptions):
     """Questions that compiled programs answer, so that the necessary heads are known (see the page Known truth).
 
     Args:
         program: whose question; the model is compiled from it too. ``all``, in a comparison, is one comparison for each.
         spare: budgets of a comparison: so many heads more than the program needs. Those that the model does not have are left
             out.
-        train_rows: training examples, for gates and scores.
-        select_rows: examples of the selection split.
-        test_rows: test examples.
-        text_seed: of the strings. Runs with other seeds see the same ones, in models with other noise.
     """
 
     reader: ClassVar[str] = "training.data.known_truth:KnownTruthData"
@@ -205,25 +164,15 @@ class KnownTruth(ClassificationOptions):
     program: str = "all"
     spare: list[int] = field(default_factory=lambda: [0, 2])
     train_rows: int = 4096
-    select_rows: int = 256
-    test_rows: int = 512
-    text_seed: int = 0
     batch_size: int = 32
     score_rows: int = 512
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_rows(self.rows, least=2)
-        check_text_seed(self.text_seed)
         if self.program != "all" and self.program not in PROGRAMS:
             raise GateError(f"there is no program {self.program!r}; expected all or one of {', '.join(PROGRAMS)}")
         if 0 not in self.spare or min(self.spare) < 0 or len(set(self.spare)) < len(self.spare):
             raise GateError(f"spare is {self.spare}; expected numbers of heads, each once and 0 among them, such as [0, 2]")
-
-    @property
-    def rows(self) -> dict[str, int]:
-        """How many examples each split has."""
-        return {"train": self.train_rows, "select": self.select_rows, "test": self.test_rows}
 
     @property
     def parts(self) -> Mapping[str, Mapping[str, Any]]:
@@ -311,12 +260,9 @@ class Glue(SentenceOptions):
 
 # Images with a class each.
 
-LARGEST_SIDE = 4096
-"""Pixels."""
-
 
 @dataclass(frozen=True)
-class Images(WithSplits, ClassificationOptions):
+class Images(HubSplits, ClassificationOptions):
     """Images with a class each, from local folders or a data set of the hub.
 
     Args:
@@ -326,12 +272,6 @@ class Images(WithSplits, ClassificationOptions):
         image_column: column of the images in a data set of the hub (default: the one called image or img).
         label_column: column of the class there (default: the one called label or labels).
         image_size: side of the images that a new model sees, in pixels (default: 224); a pretrained one knows its own.
-        select_fraction: share of the training images set aside for selection when there is no split for it.
-        dataset: hub name of a data set instead of folders.
-        subset: its configuration.
-        train_split: name of its training split.
-        select_split: name of its selection split.
-        test_split: name of its test split.
     """
 
     reader: ClassVar[str] = "training.data.images:ImagesData"
@@ -342,27 +282,13 @@ class Images(WithSplits, ClassificationOptions):
     image_column: str | None = None
     label_column: str | None = None
     image_size: int | None = None
-    select_fraction: float = 0.1
-    dataset: HubName | None = None
-    subset: str | None = None
-    train_split: str = "train"
-    select_split: str | None = None
-    test_split: str = "test"
     eval_batch_size: int = 64
     score_rows: int = 512
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.dataset is None) == (self.train_folder is None):
-            raise GateError(
-                "give either a hub data set (--data.dataset) or local folders (--data.train_folder), not both or neither"
-            )
-        if self.train_folder is not None and self.test_folder is None:
-            raise GateError("--data.train_folder is given but --data.test_folder is not; results need test images")
-        check_share(self.select_fraction)
-        if self.image_size is not None:
-            at_least_1(self, "image_size")
-            at_most(self, LARGEST_SIDE, "image_size")
+        self.check_source(self.folders, named="folder")
+        check_range(self, "image_size", least=1, most=4096)
 
     @property
     def folders(self) -> dict[str, str]:
@@ -393,35 +319,16 @@ class Tags(FilesOrHub, SentenceOptions):
             ``entity_f1``, of whole entities, where tags are BIO or IOBES.
         skip_long_sentences: whether sentences of more than ``max_length`` tokens are left out of selection and results too;
             otherwise they are refused there. In training they are always left out.
-        select_fraction: share of the training sentences set aside for selection when there is no split for it.
         tokenizer: hub name or folder; by default the model's.
-        dataset: hub name of a data set instead of files.
-        subset: its configuration.
-        train_split: name of its training split.
-        select_split: name of its selection split.
-        test_split: name of its test split.
     """
 
     reader: ClassVar[str] = "training.data.tags:TagsData"
 
-    train_file: LocalPath | None = None
-    test_file: LocalPath | None = None
-    select_file: LocalPath | None = None
     words_column: str | None = None
     tags_column: str | None = None
     metric: TagMetric = "token_accuracy"
     skip_long_sentences: bool = False
-    select_fraction: float = 0.1
     tokenizer: HubName | None = None
-    dataset: HubName | None = None
-    subset: str | None = None
-    train_split: str = "train"
-    select_split: str | None = None
-    test_split: str = "test"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_source()
 
 
 __all__ = [

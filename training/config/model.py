@@ -13,7 +13,7 @@ from jsonargparse.typing import register_type
 from gates.errors import GateError
 from gates.gating.latency import TimeLimit, parse_time
 from gates.options import MIN_SWAP_PASSES, NO_KIND, TOP_K_FAMILIES, DrawPer, GateFamily, Unit
-from training.config.checks import above_0, at_least_0, at_most
+from training.config.checks import check_range
 from training.config.paths import HubName, LocalPath
 
 
@@ -43,8 +43,7 @@ Decay = Literal["linear", "noam"]
 WeightType = Literal["float32", "bfloat16"]
 FREEZING = ("freeze", "freeze_while_pruning")
 """Options whose patterns say what stays fixed, the one from the beginning first."""
-MOST_EPOCHS = 1_000_000
-"""Of a phase."""
+MAX_EPOCHS = 1_000_000
 DEFAULT_PRICE = 0.01
 """Of one open head, where it is only to keep clamped gates moving."""
 
@@ -140,8 +139,8 @@ class Gating:
     straight_through_from: float = 1.0
 
     def __post_init__(self) -> None:
-        at_least_0(self, "minimum_per_layer", "gate_learning_rate", "init_spread")
-        above_0(self, "temperature", "anneal")
+        check_range(self, "minimum_per_layer", "gate_learning_rate", "init_spread", least=0)
+        check_range(self, "temperature", "anneal", above=0)
         if self.init_spread is None:
             object.__setattr__(self, "init_spread", 1.0 if self.gate in TOP_K_FAMILIES else 0.0)
         for name, example in (("budget", 10), ("price", 0.01)):
@@ -197,8 +196,7 @@ class Phases:
     refit: bool = False
 
     def __post_init__(self) -> None:
-        at_least_0(self, "finetune", "prune", "retrain")
-        at_most(self, MOST_EPOCHS, "finetune", "prune", "retrain")
+        check_range(self, "finetune", "prune", "retrain", least=0, most=MAX_EPOCHS)
         if self.swaps != 0 and not MIN_SWAP_PASSES <= self.swaps < math.inf:
             raise GateError(
                 f"swaps is {self.swaps}; expected 0 for no search, or at least {MIN_SWAP_PASSES} passes, for example 40"
@@ -241,9 +239,8 @@ class Optimisation:
     checkpoint_activations: bool = False
 
     def __post_init__(self) -> None:
-        at_least_0(self, "learning_rate", "lr_warm_up", "weight_decay", "prune_learning_rate")
-        if self.lr_warm_up > 1:
-            raise GateError(f"lr_warm_up is {self.lr_warm_up}; expected a share of all steps from 0 to 1, such as 0.06")
+        check_range(self, "learning_rate", "weight_decay", "prune_learning_rate", least=0)
+        check_range(self, "lr_warm_up", least=0, most=1)
 
 
 @dataclass(frozen=True)
@@ -263,11 +260,10 @@ class Distillation:
     distil_hidden: float = 0.0
 
     def __post_init__(self) -> None:
-        at_least_0(self, "distil_hidden")
+        check_range(self, "distil_hidden", least=0)
         if not 0 <= self.distil <= 1:
             raise GateError(f"distil is {self.distil}; expected a weight from 0 (labels alone) to 1 (the dense model alone)")
-        if not 0 < self.distil_temperature < math.inf:
-            raise GateError(f"distil_temperature is {self.distil_temperature}; expected a number above 0, for example 2")
+        check_range(self, "distil_temperature", above=0)
 
     @property
     def distils(self) -> bool:
@@ -365,9 +361,8 @@ class SwapSearch:
     significance: float = 0.05
 
     def __post_init__(self) -> None:
-        for name, least in (("rows", 4), ("passes", MIN_SWAP_PASSES)):
-            if not least <= getattr(self, name) < math.inf:
-                raise GateError(f"--swap.{name} is {getattr(self, name)}; expected at least {least}")
+        check_range(self, "rows", least=4, prefix="--swap.")
+        check_range(self, "passes", least=MIN_SWAP_PASSES, prefix="--swap.")
         if not 0 < self.significance < 1:
             raise GateError(f"--swap.significance is {self.significance}; expected a level between 0 and 1, such as 0.05")
 
@@ -387,11 +382,9 @@ class DrawSearch:
     temperature: float = 0.5
 
     def __post_init__(self) -> None:
-        for name, least in (("rows", 2), ("count", 1)):
-            if getattr(self, name) < least:
-                raise GateError(f"--draws.{name} is {getattr(self, name)}; expected at least {least}")
-        if not 0 < self.temperature < math.inf:
-            raise GateError(f"--draws.temperature is {self.temperature}; expected a number above 0")
+        check_range(self, "rows", least=2, prefix="--draws.")
+        check_range(self, "count", least=1, prefix="--draws.")
+        check_range(self, "temperature", above=0, prefix="--draws.")
 
 
 @dataclass(frozen=True)
@@ -409,9 +402,8 @@ class RestartSearch:
     rows: int = 2048
 
     def __post_init__(self) -> None:
-        for name, least in (("rows", 2), ("count", 1)):
-            if getattr(self, name) < least:
-                raise GateError(f"--restarts.{name} is {getattr(self, name)}; expected at least {least}")
+        check_range(self, "rows", least=2, prefix="--restarts.")
+        check_range(self, "count", least=1, prefix="--restarts.")
 
 
 @dataclass(frozen=True)
@@ -431,8 +423,7 @@ class RefitSearch:
     def __post_init__(self) -> None:
         if not self.ridges or not all(0 < ridge < math.inf for ridge in self.ridges):
             raise GateError(f"--refit.ridges is {self.ridges}; expected numbers above 0, such as [0.01,0.1]")
-        if self.rows < 1:
-            raise GateError(f"--refit.rows is {self.rows}; expected at least 1")
+        check_range(self, "rows", least=1, prefix="--refit.")
 
 
 @dataclass(frozen=True)

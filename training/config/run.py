@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gates.errors import GateError
-from training.config.checks import above_0, at_least_0, at_least_1, at_most, is_text
+from training.config.checks import check_range, is_text
 from training.config.paths import LocalPath
 
 Existing = Literal["refuse", "resume", "overwrite"]
@@ -37,9 +37,8 @@ class RunOptions:
     save_every: int = 200
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seed <= LARGEST_SEED:
-            raise GateError(f"--seed is {self.seed}; expected a whole number from 0 to {LARGEST_SEED}")
-        at_least_1(self, "save_every", prefix="--")
+        check_range(self, "seed", least=0, most=LARGEST_SEED, prefix="--")
+        check_range(self, "save_every", least=1, prefix="--")
         check_name(self.name)
 
 
@@ -72,9 +71,7 @@ class WeightsKept:
     patience: int | None = None
 
     def __post_init__(self) -> None:
-        at_least_1(self, "average_last", "average_every", prefix="--")
-        if self.patience is not None and self.patience < 1:
-            raise GateError(f"--patience is {self.patience}; expected at least 1 validation")
+        check_range(self, "average_last", "average_every", "patience", least=1, prefix="--")
         if self.patience is not None and self.average_last > 1:
             raise GateError("--patience keeps the best weights and --average_last the average of the last; give one of them")
 
@@ -92,7 +89,7 @@ class ScratchTraining:
     from_scratch_learning_rate: float | None = None
 
     def __post_init__(self) -> None:
-        above_0(self, "from_scratch_epochs", "from_scratch_learning_rate", prefix="--")
+        check_range(self, "from_scratch_epochs", "from_scratch_learning_rate", above=0, prefix="--")
 
 
 @dataclass(frozen=True)
@@ -136,7 +133,7 @@ class LatencyOptions:
     length: int | None = None
 
     def __post_init__(self) -> None:
-        at_least_1(self, "batch_size", "length", prefix="--")
+        check_range(self, "batch_size", "length", least=1, prefix="--")
 
 
 # How runs appear in W&B: the options ``--wandb.NAME``.
@@ -222,9 +219,9 @@ class TrainerOptions:
     plugins: list[str] | str | None = None
 
     def __post_init__(self) -> None:
-        at_least_1(self, "num_nodes", "accumulate_grad_batches", "log_every_n_steps", prefix="--trainer.")
-        at_least_0(self, "gradient_clip_val", prefix="--trainer.")
-        at_most(self, MOST_DEVICES, "num_nodes", *["devices"] * isinstance(self.devices, int), prefix="--trainer.")
+        check_range(self, "num_nodes", "accumulate_grad_batches", "log_every_n_steps", least=1, prefix="--trainer.")
+        check_range(self, "gradient_clip_val", least=0, prefix="--trainer.")
+        check_range(self, "num_nodes", *["devices"] * isinstance(self.devices, int), most=MOST_DEVICES, prefix="--trainer.")
         if self.accelerator == "mps":
             raise GateError("--trainer.accelerator is mps, which has no float64 for prices and scores; give cpu")
         if self.strategy.startswith(SHARDING):
@@ -239,8 +236,4 @@ class TrainerOptions:
             )
         if self.precision is not None and str(self.precision) not in (*PRECISIONS, *OTHER_NAMES):
             raise GateError(f"--trainer.precision is {self.precision!r}; expected one of {', '.join(PRECISIONS)}")
-        for name in ("limit_train_batches", "val_check_interval"):
-            if getattr(self, name) == 0:
-                raise GateError(
-                    f"--trainer.{name} is {getattr(self, name)}; expected a count or a share above 0, or leave it out"
-                )
+        check_range(self, "limit_train_batches", "val_check_interval", above=0, prefix="--trainer.")

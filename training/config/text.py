@@ -6,20 +6,19 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from gates.errors import GateError
-from training.config.checks import at_least_0, at_least_1
-from training.config.data_base import DataOptions, Generated, MoreTests, WithSplits, check_rows, check_share, check_text_seed
-from training.config.paths import HubName, LocalPath
+from training.config.checks import check_range
+from training.config.data_base import Generated, HubSplits, MoreTests, TrainedTokenizer
+from training.config.paths import LocalPath
 
 # Parallel text.
 
-Subwords = Literal["bpe", "unigram"]
 SentenceLoss = Literal["mean", "sum"]
 BleuTokenizer = Literal["13a", "intl", "zh", "char", "ja-mecab", "ko-mecab"]
 """How BLEU cuts texts into tokens: ``13a`` is for languages with spaces between words."""
 
 
 @dataclass(frozen=True)
-class TranslationOptions(DataOptions):
+class TranslationOptions(TrainedTokenizer):
     """What all parallel text is told.
 
     Args:
@@ -27,10 +26,6 @@ class TranslationOptions(DataOptions):
         max_ratio: largest ratio of the lengths of a training pair's sides in tokens, at least 1.
         skip_unfit_pairs: leave selection and test pairs out that are too long or have an empty side, and say how many. Scores
             are then of the other pairs and not to be compared with those of the whole set.
-        tokenizer: hub name or folder; by default the model's, and without a pretrained model one that is trained on the
-            training pairs.
-        subwords: kind of a trained tokenizer: ``bpe`` or ``unigram``.
-        vocab_size: largest number of tokens of a trained tokenizer, for both languages together.
         source_prefix: text before every source, such as ``translate English to German: `` for T5.
         source_language: of multilingual models, its name in the tokenizer, such as ``en_XX``.
         target_language: the same of the translation.
@@ -47,9 +42,6 @@ class TranslationOptions(DataOptions):
     batch_tokens: int = 4096
     max_ratio: float = 3.0
     skip_unfit_pairs: bool = False
-    tokenizer: HubName | None = None
-    subwords: Subwords = "bpe"
-    vocab_size: int = 8000
     source_prefix: str = ""
     source_language: str | None = None
     target_language: str | None = None
@@ -63,7 +55,7 @@ class TranslationOptions(DataOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least_1(self, "batch_tokens", "vocab_size", "beams")
+        check_range(self, "batch_tokens", "beams", least=1)
         if self.max_length > self.batch_tokens:
             raise GateError(
                 f"max_length is {self.max_length} and batch_tokens {self.batch_tokens}; a batch must hold the longest sentence"
@@ -79,7 +71,7 @@ class TranslationOptions(DataOptions):
 
 
 @dataclass(frozen=True)
-class ParallelText(WithSplits, TranslationOptions):
+class ParallelText(HubSplits, TranslationOptions):
     """Sentences and their translations, from local files or a data set of the hub.
 
     Args:
@@ -98,14 +90,8 @@ class ParallelText(WithSplits, TranslationOptions):
             an example.
         source_column: column of the sentence; in data sets with one column ``translation``, the language in it.
         target_column: the same of the translation.
-        select_fraction: share of the training pairs set aside for selection when there is no split for it, at most 2,000.
         skip_empty: leave out training pairs with an empty side, instead of refusing them. ``skip_unfit_pairs`` is the same for
             pairs of the other splits.
-        dataset: hub name of a data set, such as ``wmt16``, instead of files.
-        subset: its configuration, such as ``de-en``.
-        train_split: name of its training split.
-        select_split: name of its selection split.
-        test_split: name of its test split.
     """
 
     reader: ClassVar[str] = "training.data.translation:ParallelTextData"
@@ -125,11 +111,6 @@ class ParallelText(WithSplits, TranslationOptions):
     target_column: str = "target"
     select_fraction: float = 0.02
     skip_empty: bool = False
-    dataset: HubName | None = None
-    subset: str | None = None
-    train_split: str = "train"
-    select_split: str | None = None
-    test_split: str = "test"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -142,16 +123,7 @@ class ParallelText(WithSplits, TranslationOptions):
                 raise GateError(
                     f"--data.{name}_source and --data.{name}_file are both given; give aligned files or one file with columns"
                 )
-        if (self.dataset is None) == ("train" not in self.local):
-            raise GateError(
-                "give either a hub data set (--data.dataset) or local text (--data.train_source and --data.train_target, or "
-                "--data.train_file), not both or neither"
-            )
-        if self.dataset is None and "test" not in self.local:
-            raise GateError(
-                "there is training text but no test text; give --data.test_source and --data.test_target, or --data.test_file"
-            )
-        check_share(self.select_fraction)
+        self.check_source(self.local, named="source")
 
     @property
     def local(self) -> dict[str, tuple[str, ...]]:
@@ -170,43 +142,30 @@ class SyntheticTranslation(Generated, TranslationOptions):
     """The embedded language pair: a small generated language and its translation.
 
     Args:
-        train_rows: training pairs.
-        select_rows: pairs of the selection split, on which every choice is made.
-        test_rows: test pairs.
         max_modifiers: phrases behind the subject and behind the object, at most.
-        text_seed: of the generated text. Runs with other seeds see the same text, so that their results can be compared.
     """
 
     reader: ClassVar[str] = "training.data.synthetic_text:SyntheticTranslationData"
 
     train_rows: int = 8192
-    select_rows: int = 256
-    test_rows: int = 512
     max_modifiers: int = 1
-    text_seed: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_rows(self.rows, least=2)
-        check_text_seed(self.text_seed)
-        at_least_0(self, "max_modifiers")
+        check_range(self, "max_modifiers", least=0)
 
 
 DocumentsAre = Literal["blank_line", "line", "file"]
 
 
 @dataclass(frozen=True)
-class DocumentOptions(DataOptions):
+class DocumentOptions(TrainedTokenizer):
     """What all running text is told. Documents are cut into blocks of ``max_length`` tokens, and a block is an example.
 
     Args:
         batch_size: blocks per training step and device, and blocks per batch when heads are scored.
         packing: whether a block is filled with several documents, none of which sees another; false gives every document blocks
             of its own, filled up with padding.
-        tokenizer: hub name or folder; by default the model's, and without a pretrained model one that is trained on the
-            training documents.
-        subwords: kind of a trained tokenizer: ``bpe`` or ``unigram``.
-        vocab_size: largest number of tokens of a trained tokenizer.
     """
 
     max_length: int = 256
@@ -214,13 +173,10 @@ class DocumentOptions(DataOptions):
     eval_batch_size: int = 16
     score_rows: int = 256
     packing: bool = True
-    tokenizer: HubName | None = None
-    subwords: Subwords = "bpe"
-    vocab_size: int = 8000
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least_1(self, "batch_size", "vocab_size")
+        check_range(self, "batch_size", least=1)
         if self.max_length < 2:
             raise GateError(f"max_length is {self.max_length}; expected at least 2 tokens")
 
@@ -239,12 +195,6 @@ class Documents(MoreTests, DocumentOptions):
         documents: where a document of a text file ends: at a ``blank_line``, with each ``line``, or with the ``file``.
         text_column: column of the documents in files and data sets that have columns (default: the one called text, or the only
             one).
-        select_fraction: share of the training documents set aside for selection when there is no split for it.
-        dataset: hub name of a data set, such as ``wikitext``, instead of files.
-        subset: its configuration, such as ``wikitext-2-raw-v1``.
-        train_split: name of its training split.
-        select_split: name of its selection split.
-        test_split: name of its test split.
         streaming: whether documents are read while the run goes on, so that memory does not depend on how many there are.
         train_blocks: with streaming, blocks of a pass: what an epoch is.
         kept_blocks: with streaming, training blocks that are kept in memory, of which scores and searches take theirs.
@@ -256,18 +206,9 @@ class Documents(MoreTests, DocumentOptions):
     reader: ClassVar[str] = "training.data.documents:documents_data"
     metrics: ClassVar[tuple[str, ...]] = ("perplexity", "word_perplexity", "byte_perplexity", "accuracy", "loss")
 
-    train_file: LocalPath | None = None
-    test_file: LocalPath | None = None
-    select_file: LocalPath | None = None
-    more_tests: dict[str, LocalPath] | None = None
     documents: DocumentsAre = "blank_line"
     text_column: str | None = None
     select_fraction: float = 0.05
-    dataset: HubName | None = None
-    subset: str | None = None
-    train_split: str = "train"
-    select_split: str | None = None
-    test_split: str = "test"
     streaming: bool = False
     train_blocks: int | None = None
     kept_blocks: int = 2048
@@ -277,8 +218,7 @@ class Documents(MoreTests, DocumentOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_source()
-        at_least_1(self, "kept_blocks", "select_blocks", "test_blocks", "shuffle_buffer")
+        check_range(self, "kept_blocks", "select_blocks", "test_blocks", "shuffle_buffer", least=1)
         if not self.streaming:
             if self.train_blocks is not None:
                 raise GateError(
@@ -289,7 +229,7 @@ class Documents(MoreTests, DocumentOptions):
             raise GateError(
                 "a stream has no length of its own; say with --data.train_blocks how many blocks an epoch has, such as 10000"
             )
-        at_least_1(self, "train_blocks")
+        check_range(self, "train_blocks", least=1)
         if self.num_workers:
             raise GateError(
                 f"num_workers is {self.num_workers}, but blocks of a stream come one behind the other; leave it at 0"
@@ -303,25 +243,15 @@ class SyntheticDocuments(Generated, DocumentOptions):
     """The embedded running text: small stories in a generated language, whose words follow from words far before them.
 
     Args:
-        train_rows: training documents.
-        select_rows: documents of the selection split, on which every choice is made.
-        test_rows: test documents.
         max_distractors: nouns between subject and verb, at most.
-        text_seed: of the generated text. Runs with other seeds see the same text, so that their results can be compared.
     """
 
     reader: ClassVar[str] = "training.data.synthetic_text:SyntheticDocumentsData"
 
-    train_rows: int = 2048
-    select_rows: int = 256
-    test_rows: int = 512
     max_distractors: int = 2
-    text_seed: int = 0
     max_length: int = 128
     batch_size: int = 8
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_rows(self.rows, least=2)
-        check_text_seed(self.text_seed)
-        at_least_0(self, "max_distractors")
+        check_range(self, "max_distractors", least=0)

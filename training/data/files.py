@@ -288,12 +288,11 @@ def _rows(path: Path, separator: str, quotes: Literal[0, 3]) -> Iterator[tuple[i
             raise GateError(f"the data file {str(path)!r} cannot be read (line {reader.line_num}): {error}") from error
 
 
-def check_text(file: str, lines: int | None = None) -> None:
+def check_text(file: str) -> None:
     """Check that a file is not empty, and that its lines are UTF-8 text of a length that a text can have.
 
     Args:
         file: A text file, also with ``.gz``.
-        lines: The number of lines to check; by default all.
 
     Raises:
         GateError: If it is not so, with the line.
@@ -301,19 +300,13 @@ def check_text(file: str, lines: int | None = None) -> None:
     name, number, empty = f"the data file {file!r}", 0, True
     try:
         with (gzip.open if file.endswith(".gz") else open)(file, "rb") as stream:
-            while (lines is None or number < lines) and (line := stream.readline(LONGEST + 1)):
+            while line := stream.readline(LONGEST + 1):
                 number, empty = number + 1, empty and not line.strip()
                 _check_line(line, name, number)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise GateError(f"{name} is not a complete gzip file: {error}") from error
     if empty:
         raise GateError(f"{name} is empty; expected at least one example")
-
-
-def check_beginning(file: str, lines: int) -> None:
-    """Raise :class:`GateError` for a text file that is wrong already in its first lines."""
-    if FORMATS.get(_ending(Path(file)).lower()) != "parquet":
-        check_text(file, lines)
 
 
 def _check_line(line: bytes, name: str, number: int) -> None:

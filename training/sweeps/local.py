@@ -1,24 +1,25 @@
 """``python -m training sweep FILE``: run a sweep file of W&B's format on this machine, without an account.
 
-Optuna chooses the trials; each is a ``python -m training.fit`` of its own. The same command again goes on with a sweep that
-was stopped. The directory of a sweep::
+Optuna chooses the trials; each is a ``python -m training.fit`` of its own. The same command continues a sweep that was stopped.
+The directory of a sweep::
 
-    sweep.yaml         what was searched, and with which further arguments
-    study.db           Optuna's storage (SQLite), from which everything below is written; with --storage it is elsewhere
-    trials/N/          the run directory of trial N, trials/N.log what it printed
-    sweep.csv          one row per trial, after each
+    sweep.yaml         what is searched, and with which further arguments
+    study.db           Optuna's database, from which everything below is written; with --storage it is elsewhere
+    trials/N/          the run directory of trial N, trials/N.log its output
+    sweep.csv          one row per trial, updated after each
     sweep.png          the metric against each option, at the end
     best.yaml          a configuration for training.fit --config: the best trial on the selection split
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,36 +30,28 @@ from rich.console import Console
 
 from gates.errors import GateError, first_line
 from gates.files import replacing
-from training.cli.command_line import CommandLine, shipped
+from training.cli.command_line import CommandLine, configurations_in, shipped
 from training.cli.exit import stdout
 from training.config.yaml_text import read_yaml
 from training.runs import progress
-from training.runs.directory import CONFIG, LOCK, only_writer
+from training.runs.directory import CONFIG, LOCK, only_writer, refuse_busy
+from training.runs.hashing import file_fingerprint
 from training.runs.resume import RUN_INPUTS
 from training.runs.stored import read_json, read_text
 from training.runs.tracking import reachable
-from training.sweeps.configurations import CONFIGURATIONS, fingerprints, refuse_changed
-from training.sweeps.processes import end, end_orphan, last_error, locked, trial_environment
-from training.sweeps.results import show, sweep_table, write_report, write_table
+from training.sweeps.processes import end, last_error, trial_environment
+from training.sweeps.results import show, sweep_table, write_report
 from training.sweeps.space import Sweep, check_own, read_sweep
-from training.sweeps.studies import (
-    UNREACHABLE,
-    WORKER,
-    Trials,
-    as_json,
-    check_storage,
-    shared_study,
-    study_of,
-    unreachable,
-    without_password,
-)
+from training.sweeps.study import FILE, Trials, opened, without_password, worker_of
+
+NOTE = "sweep.yaml"
 
 
 @dataclass
 class Job:
-    """A trial that is running: its process leads a process group."""
+    """A running trial, whose process leads a process group."""
 
-    trial: optuna.Trial
+    number: int
     process: subprocess.Popen[bytes]
     slot: int
     started: float = field(default_factory=lambda: time.monotonic())
@@ -69,19 +62,17 @@ class LocalSweep:
     """A sweep on this machine.
 
     Args:
-        sweep: what to search.
-        directory: where everything is written.
-        trials: those that there are, and the next ones.
-        further: arguments of ``training.fit`` for every trial.
-        jobs: trials at a time.
-        timeout_minutes: after which a trial is ended and counts as failed; None for no limit.
-        console: where results are told.
-        environment: of every trial's process, beside what this one has.
+        trials: The trials of the sweep.
+        directory: The directory to write.
+        further: Arguments of ``training.fit`` for every trial.
+        jobs: The number of trials at a time.
+        timeout_minutes: The time after which a trial is ended and counts as failed; None for no limit.
+        console: The console for results.
+        environment: Environment variables of every trial, in addition to those of this process.
     """
 
-    sweep: Sweep
-    directory: Path
     trials: Trials
+    directory: Path
     further: tuple[str, ...]
     jobs: int
     timeout_minutes: float | None
@@ -89,201 +80,164 @@ class LocalSweep:
     environment: Mapping[str, str]
 
     def run(self) -> None:
-        """Run until all trials have ended; leaves a state that can be gone on from, whatever happens."""
-        left_behind, running = self.trials.left_behind(), list[Job]()
-        ended = sum(trial.state.is_finished() for trial in self.trials.known())
-        shown = progress.begin("trials", max(self.trials.count, len(self.trials.known())), ended)
+        """Run until all trials have ended. Whatever happens, the same command can continue."""
+        waiting, running = self.trials.left_behind(), list[Job]()
+        for number in waiting:
+            refuse_busy(self._run_dir(number))
+        states = [one.state for one in self.trials.begun()]
+        shown = progress.begin("trials", max(self.trials.count, len(states)), len(states) - states.count("running"))
         try:
-            for number in left_behind:
-                end_orphan(self._lock(number))
             while True:
-                while len(running) < self.jobs and (left_behind or self.trials.open()):
-                    trial = self.trials.drawn(left_behind.pop(0)) if left_behind else self.trials.next()
-                    if trial is None:
+                while len(running) < self.jobs and (waiting or self.trials.are_left()):
+                    begun = waiting.pop(0) if waiting else self.trials.begin()
+                    if begun is None:
                         break
-                    running.append(self._start(trial, slot=min(set(range(self.jobs)) - {job.slot for job in running})))
+                    running.append(self._start(begun, slot=min(set(range(self.jobs)) - {job.slot for job in running})))
                 shown.advance(0, lambda: f"{len(running)} under way")
-                if not running and not self.trials.open():
+                if not running and not self.trials.are_left():
                     return
                 time.sleep(0.2)
                 for job in list(running):
-                    ended = job.process.poll() is not None
-                    passed = time.monotonic() - job.started
-                    late = not ended and self.timeout_minutes is not None and passed > 60 * self.timeout_minutes
-                    if late or ended:
-                        if late:
-                            end([job.process])
+                    if self._has_ended(job):
                         running.remove(job)
-                        self._finish(job, late=late)
                         shown.advance()
         finally:
             shown.end(completed=False)
             end([job.process for job in running])
-            write_report(self.sweep, self.trials.study, self.directory)
+            write_report(self.trials, self.directory)
 
-    def _lock(self, number: int) -> Path:
-        return self.directory / "trials" / f"{number}.pid"
+    def _run_dir(self, number: int) -> Path:
+        return self.directory / "trials" / str(number)
 
-    def _start(self, trial: optuna.Trial, slot: int) -> Job:
-        run = self.directory / "trials" / str(trial.number)
+    def _start(self, number: int, slot: int) -> Job:
+        run, name = self._run_dir(number), f"{self.directory.name}-{number}"
         resumes = (run / RUN_INPUTS).is_file()
         if not resumes:
-            shutil.rmtree(run, ignore_errors=True)  # a process that was killed before it began to train
-        own = [f"--run_dir={run}", f"--wandb.group={self.directory.name}", f"--wandb.name={self.directory.name}-{trial.number}"]
+            shutil.rmtree(run, ignore_errors=True)  # its process was killed before it began to train
+        own = [f"--run_dir={run}", f"--wandb.group={self.directory.name}", f"--wandb.name={name}"]
         own += ["--existing=resume"] if resumes else []
-        command = self.sweep.trial_command(self.sweep.values(trial.params), [*self.further, *own])
+        (values,) = [one.values for one in self.trials.begun() if one.number == number]
         run.parent.mkdir(exist_ok=True)
-        with run.with_suffix(".log").open("ab") as log, locked(self._lock(trial.number)) as lock:
+        with run.with_suffix(".log").open("ab") as log:
             process = subprocess.Popen(
-                command,
+                self.trials.sweep.trial_command(values, [*self.further, *own]),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                process_group=0,  # so that Ctrl+C reaches the sweep alone, which ends its trials
-                pass_fds=[lock.fileno()],  # held while the process lives
+                process_group=0,  # Ctrl+C reaches the sweep alone, which ends its trials
                 env=trial_environment(self.jobs, slot) | dict(self.environment),
             )
-            lock.write(str(process.pid))
-        return Job(trial, process, slot)
+        return Job(number, process, slot)
 
-    def _finish(self, job: Job, *, late: bool) -> None:
-        """Record a trial that has ended: its result, or the line that says why there is none."""
-        number, seconds = job.trial.number, round(time.monotonic() - job.started, 1)
-        run = self.directory / "trials" / str(number)
-        self.trials.note(number, "seconds", seconds)
-        options = ", ".join(f"{name}={value}" for name, value in self.sweep.values(job.trial.params).items())
-        if late or job.process.returncode != 0:
-            log = run.with_suffix(".log")
-            reason = f"not done after {self.timeout_minutes:g} minutes" if late else last_error(log, job.process.returncode)
-            self.trials.tell(number, error=reason)
-            told = f"trial {number} failed after {seconds:.0f} s ({options}): {reason}"
+    def _has_ended(self, job: Job) -> bool:
+        """Return whether a trial has ended or takes too long; then end it and record it."""
+        seconds = time.monotonic() - job.started
+        late = job.process.poll() is None and self.timeout_minutes is not None and seconds > 60 * self.timeout_minutes
+        if late:
+            end([job.process])
+            self._record_failed(job, round(seconds, 1), f"not done after {self.timeout_minutes:g} minutes")
+        elif job.process.poll() is None:
+            return False
+        elif job.process.returncode != 0:
+            log = self._run_dir(job.number).with_suffix(".log")
+            self._record_failed(job, round(seconds, 1), last_error(log, job.process.returncode))
         else:
-            metrics = read_json(run / "metrics.json", dict)
-            result = metrics["run"]["result"] | {"all_heads": metrics["heads"]}
-            self.trials.note(number, "result", result)
-            if self.trials.worker is not None:  # whose report may be written on another machine
-                self.trials.note(number, CONFIG, read_text(run / CONFIG))
-            if self.sweep.column not in result:
-                found = ", ".join(name.replace("_", "/", 1) for name in result if name.startswith("select_"))
-                reason = f"the sweep's metric is {self.sweep.metric!r}, which trial {number} does not have; it has {found}"
-                self.trials.tell(number, error=reason)
-                raise GateError(reason)  # the others will not have it either
-            self.trials.tell(number, result[self.sweep.column])
-            told = f"trial {number}: {self.sweep.metric} {result[self.sweep.column]:.4f}, {result['heads']} of "
-            told += f"{result['all_heads']} heads, {seconds:.0f} s ({options})"
+            self._record(job, round(seconds, 1))
+        write_report(self.trials, self.directory, whole=False)
+        return True
+
+    def _record_failed(self, job: Job, seconds: float, reason: str) -> None:
+        self.trials.end(job.number, None, seconds=seconds, error=reason)
+        self._say(f"trial {job.number} failed after {seconds:.0f} s: {reason}")
+
+    def _record(self, job: Job, seconds: float) -> None:
+        """Record a trial that has ended with results.
+
+        Raises:
+            GateError: If it does not have the sweep's metric, which the others will not have either.
+        """
+        run, sweep = self._run_dir(job.number), self.trials.sweep
+        metrics = read_json(run / "metrics.json", dict)
+        result = metrics["run"]["result"] | {"all_heads": metrics["heads"]}
+        value = result.get(sweep.column)
+        self.trials.end(job.number, value, seconds=seconds, result=result, config=read_text(run / CONFIG))
+        if value is None:
+            found = ", ".join(name.replace("_", "/", 1) for name in result if name.startswith("select_"))
+            raise GateError(f"the sweep's metric is {sweep.metric!r}, which trial {job.number} does not have; it has {found}")
+        heads = f"{result['heads']} of {result['all_heads']} heads"
+        self._say(f"trial {job.number}: {sweep.metric} {value:.4f}, {heads}, {seconds:.0f} s")
+
+    def _say(self, text: str) -> None:
         with progress.paused():
-            self.console.print(told, markup=False, highlight=False, soft_wrap=True)
-        write_table(self.sweep, self.trials.study, self.directory)
+            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _claimed_by(file: Path) -> dict[str, Any]:
-    """What ``sweep.yaml`` in a directory says that it holds."""
-    try:
-        found = read_yaml(file, "the note of an earlier sweep")
-        if not isinstance(found, dict):
-            raise yaml.YAMLError(f"it holds {found!r:.40}")
-    except yaml.YAMLError as error:
-        raise GateError(f"{str(file)!r} is damaged ({first_line(error)}); give another --run_dir") from error
-    return found
-
-
-def described_by(sweep: Sweep, further: Sequence[str], seed: int) -> dict[str, Any]:
-    """All that makes a sweep this one, as JSON."""
-    described = as_json(asdict(sweep) | {"further": list(further), "seed": seed})
-    described[CONFIGURATIONS] = fingerprints(sweep, further)
-    for name in ("run_cap", "unused"):  # which may differ when a sweep goes on
+def description_of(sweep: Sweep, further: Sequence[str], seed: int, storage: str | None) -> dict[str, Any]:
+    """Return everything that a sweep must keep when it continues, as JSON; of configurations a hash of each file."""
+    described = asdict(sweep) | {"further": list(further), "seed": seed}
+    described["storage"] = None if storage is None else without_password(storage)
+    files = [name for _, command in sweep.trial_commands(further) for name in configurations_in(command)]
+    described["configurations"] = {
+        name: file_fingerprint(Path(shipped(name))) for name in dict.fromkeys(files) if Path(shipped(name)).is_file()
+    }
+    for name in ("run_cap", "unused"):
         del described[name]
-    return described
+    read_again: dict[str, Any] = json.loads(json.dumps(described, default=str))
+    return read_again
 
 
-def claim(directory: Path, described: Mapping[str, Any], storage: str | None = None) -> str | None:
-    """State in the directory which sweep it holds, or see that it is this very one.
+def check_same(found: Any, described: Mapping[str, Any], where: str) -> None:
+    """Raise :class:`GateError` if a place holds another sweep, or one with other options or configurations."""
+    changed = [name for name in described if not isinstance(found, dict) or found.get(name) != described[name]]
+    if changed:
+        raise GateError(f"{where} holds a sweep with other {changed[0]}; give another --run_dir, or the sweep another name")
 
-    Args:
-        directory: of the sweep.
-        described: all that makes it this sweep.
-        storage: database that it shares with others, without a password.
 
-    Returns:
-        The name by which trials of this directory are known in the database; None without one.
-
-    Raises:
-        GateError: if it holds something else.
-    """
-    file = directory / "sweep.yaml"
+def check_directory(directory: Path, described: Mapping[str, Any]) -> None:
+    """Raise :class:`GateError` if a directory holds another sweep, or something else."""
+    file = directory / NOTE
     if file.is_file():
-        found = _claimed_by(file)
-        changed = [name for name in described if found.get(name) != described[name]]
-        if changed[:1] == [CONFIGURATIONS]:  # whose fingerprints tell nobody anything
-            refuse_changed(directory, found.get(CONFIGURATIONS), described[CONFIGURATIONS])
-        changed += ["storage"] * (found.get("storage") != storage)
-        if changed:
-            raise GateError(
-                f"{str(directory)!r} holds a sweep whose {changed[0]} is {found.get(changed[0])!r}; give another --run_dir"
-            )
-        return found.get(WORKER)
-    if any(path.name != LOCK for path in directory.iterdir()):
+        try:
+            check_same(read_yaml(file, "the note of a sweep"), described, repr(str(directory)))
+        except yaml.YAMLError as error:
+            raise GateError(f"{str(file)!r} is damaged ({first_line(error)}); give another --run_dir") from error
+    elif any(path.name not in (LOCK, FILE) for path in directory.iterdir()):
         raise GateError(f"{str(directory)!r} is there and does not hold a sweep; give another --run_dir")
-    shared = {} if storage is None else {"storage": storage, WORKER: uuid.uuid4().hex}
-    with replacing(file) as partial:
-        partial.write_text(yaml.safe_dump({**described, **shared}, sort_keys=False), encoding="utf-8")
-    return shared.get(WORKER)
 
 
 def run_sweep(line: CommandLine) -> None:
-    """The whole command."""
+    """Run the whole command."""
     options, further = line.options, line.rest
-    for name, value in {
-        "--jobs": options.jobs,
-        "--trials": options.trials,
-        "--timeout_minutes": options.timeout_minutes,
-    }.items():
-        if value is not None and not value > 0:
-            raise GateError(f"{name} is {value}; expected more than 0")
-    if options.storage is not None:
-        check_storage(options.storage)
+    for name in ("jobs", "trials", "timeout_minutes"):
+        if options[name] is not None and not options[name] > 0:
+            raise GateError(f"--{name} is {options[name]}; expected more than 0")
     sweep = read_sweep(Path(shipped(options.file)))
     check_own(further)
-    count = sweep.count(options.trials)
-    of_trials = sweep.check(further)
+    count, wandb = sweep.count(options.trials), sweep.check(further)
     for key in sweep.unused:
         print(f"warning: {key} means something to W&B only; here every trial runs to its end", file=sys.stderr)
-    directory = Path(options.run_dir or Path("runs") / "sweeps" / sweep.name)
-    console = stdout()
-    offline = {"WANDB_MODE": "offline"} if reachable(of_trials).mode == "offline" else {}  # so that no trial tries by itself
-    storage = options.storage
-    with only_writer(directory):
-        described = described_by(sweep, further, options.seed)
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        if storage is None:
-            worker = claim(directory, described)
-            study = study_of(directory, maximize=sweep.maximize)
-        else:
-            study = shared_study(storage, sweep, described)
-            worker = claim(directory, described, without_password(storage))
-        trials = Trials(study, sweep, count, options.seed, worker)
-        before = len(trials.known())
+    directory, console = Path(options.run_dir or Path("runs") / "sweeps" / sweep.name), stdout()
+    offline = {"WANDB_MODE": "offline"} if reachable(wandb).mode == "offline" else {}  # so that no trial tries by itself
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    described = description_of(sweep, further, options.seed, options.storage)
+    with ExitStack() as stack:
+        stack.enter_context(only_writer(directory))
+        check_directory(directory, described)
+        study = stack.enter_context(opened(directory, sweep, options.storage))
+        if study.get_trials(deepcopy=False):
+            check_same(study.user_attrs.get("sweep"), described, "the database")
+        study.set_user_attr("sweep", described)
+        with replacing(directory / NOTE) as partial:
+            partial.write_text(yaml.safe_dump(described, sort_keys=False), encoding="utf-8")
+        trials = Trials(study, sweep, count, options.seed, "" if options.storage is None else worker_of(directory))
+        trials.plan()
+        before = len(trials.begun())
         console.print(f"{sweep.name}: {count} trials, {options.jobs} at a time" + f" ({before} begun before)" * bool(before))
-        local = LocalSweep(
-            sweep=sweep,
-            directory=directory,
-            trials=trials,
-            further=tuple(further),
-            jobs=options.jobs,
-            timeout_minutes=options.timeout_minutes,
-            console=console,
-            environment=offline,
-        )
-        try:
-            local.run()
-            table = sweep_table(sweep, study)
-        except UNREACHABLE as error:
-            if storage is None:
-                raise
-            raise GateError(f"{unreachable(storage, error)}; the same command goes on where it was") from error
-    if not (table["state"] == "complete").any():
-        if (table["state"] == "running").any():
+        LocalSweep(trials, directory, tuple(further), options.jobs, options.timeout_minutes, console, offline).run()
+        table = sweep_table(trials)
+        if (table["state"] == "complete").any():
+            show(console, sweep, table, study.best_trial.number, directory)
+        elif (table["state"] == "running").any():
             console.print("no trial has a result yet; others are at work on some")
-            return
-        raise GateError(f"all {len(table)} trials failed, the last with: {table['error'].iloc[-1]}")
-    show(console, sweep, table, study.best_trial.number, directory)
+        else:
+            raise GateError(f"all {len(table)} trials failed, the last with: {table['error'].iloc[-1]}")

@@ -1,66 +1,22 @@
-"""The processes of a sweep's trials: locked while they live, ended with their children, each with its share of the machine."""
+"""The processes of a sweep's trials: their share of the machine, their end, and the reason of a failure."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TextIO
 
 import torch
 
-from gates.errors import GateError
-
 GRACE = 15.0
-"""Seconds that a trial has to end after Ctrl+C."""
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[TextIO]:
-    """A file that no other process can lock while this one, or a child that was handed the file, has it open.
-
-    Raises:
-        GateError: if one has it.
-    """
-    with path.open("a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise GateError(f"another process is at work ({str(path)!r} is locked); wait for it or end it") from error
-        file.truncate(0)
-        yield file
-
-
-def end_orphan(lock: Path) -> None:
-    """End the process of a trial that outlived a sweep killed with SIGKILL.
-
-    Raises:
-        GateError: if it does not end.
-    """
-    for sent in (None, signal.SIGINT, signal.SIGKILL):
-        if sent is not None:  # the file is locked, so its process lives and the number in it is that process's own
-            with suppress(ProcessLookupError, ValueError):
-                os.killpg(int(lock.read_text(encoding="utf-8")), sent)
-        deadline = time.monotonic() + (0 if sent is None else GRACE)
-        while True:
-            try:
-                with locked(lock):
-                    return
-            except GateError:
-                if time.monotonic() > deadline:
-                    break
-                time.sleep(0.2)
-    with locked(lock):
-        return
+"""The seconds that a trial has to end after Ctrl+C."""
 
 
 def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Ctrl+C for processes and their children; SIGKILL for those that do not end soon, or at another Ctrl+C."""
+    """Send Ctrl+C to processes and their children, and SIGKILL to those that do not end soon, or at another Ctrl+C."""
     alive = [process for process in processes if process.poll() is None]
     for process in alive:
         os.killpg(process.pid, signal.SIGINT)
@@ -78,7 +34,7 @@ def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def trial_environment(jobs: int, slot: int) -> dict[str, str]:
-    """Environment of a trial: its share of the cores unless OMP_NUM_THREADS says otherwise, and one GPU of several."""
+    """Return the environment of a trial: its share of the cores, unless OMP_NUM_THREADS is set, and one GPU of several."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     environment = {"OMP_NUM_THREADS": str(max(1, cores // jobs))} | os.environ
     gpus = torch.cuda.device_count()
@@ -89,7 +45,7 @@ def trial_environment(jobs: int, slot: int) -> dict[str, str]:
 
 
 def last_error(log: Path, returncode: int) -> str:
-    """Why a trial failed: the last line that begins with ``error:``, or the last line, or the signal that ended it."""
+    """Return why a trial failed: the last line that begins with ``error:``, the last line, or the signal that ended it."""
     if returncode < 0:
         return f"ended by {signal.Signals(-returncode).name}"
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]

@@ -130,6 +130,8 @@ def load_pretrained(auto: Any, source: Source, config: Any, *, what: str, resize
         pickled, readable = any(folder.glob("*.bin")), any(folder.glob("*.safetensors"))
         if any(folder.glob("*.onnx")) and not pickled and not readable:
             reason += " (what is there is for ONNX Runtime; give an export of another --format)"
+        elif any(folder.glob("*.gguf")) and not pickled and not readable:
+            reason += " (a GGUF file, whose weights are rounded for inference, is not read; give the original model)"
         elif not source.allow_pickle and "safetensors" in reason and (pickled or not folder.is_dir()):
             reason += " (a pytorch_model.bin is read only with --model.allow_pickle true)"
         raise GateError(f"cannot load {what} from {source.backbone!r}: {reason}") from error

@@ -1,6 +1,5 @@
 """What commands are told, and what they say to what they cannot take."""
 
-import re
 import subprocess
 import sys
 
@@ -24,7 +23,7 @@ TEXT = ["--model.backbone", "a/model", "--data.train_file", "train.csv", "--data
         (["--model.budget", "abc"], "--model.budget is abc, which it does not take; expected a whole number, a number, one"),
         (["--model.budget"], "--model.budget needs a value"),
         (["--run.run_dir", "a"], "there is no option --run.run_dir; did you mean --run_dir?"),
-        (["--name.run_dir", "a"], "there is no option name.run_dir; did you mean --run_dir?"),
+        (["--name.run_dir", "a"], "there is no option --name.run_dir; did you mean --run_dir?"),
         (["--seed", "x"], "--seed is x, which it does not take; expected a whole number"),
         (["--compare", "fast"], "--compare is fast, which it does not take; expected none, posthoc or full"),
         (["--data", "Txt"], f"there is no kind of data 'Txt'; expected one of {', '.join(KINDS)}"),
@@ -46,7 +45,7 @@ TEXT = ["--model.backbone", "a/model", "--data.train_file", "train.csv", "--data
             "--data.metric is bleu, which it does not take; expected accuracy, f1",
         ),
         ([*TEXT, "--data.columns", "a"], "--data.columns is a, which it does not take; expected a list"),
-        (["--config", "nowhere.yaml"], "nowhere.yaml' does not exist; check --config"),
+        (["--config", "nowhere.yaml"], "the configuration 'nowhere.yaml' does not exist; check the path"),
         (["extra"], "'extra' stands where no value is expected"),
         (["--model.budget="], "--model.budget is empty, which it does not take"),
         (["--", "--model.budget", "3"], "fit passes nothing on"),
@@ -56,8 +55,7 @@ def test_a_mistake_is_one_line(arguments, said, capsys):
     assert run_command("fit", arguments) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err.startswith(f"error: {said}" if "nowhere" not in said else "error: the configuration")
-    assert said in printed.err
+    assert printed.err.startswith(f"error: {said}")
     assert printed.err.count("\n") == 1
 
 
@@ -70,22 +68,6 @@ def test_an_option_of_another_kind_of_data_says_which(capsys):
     assert run_command("fit", ["--config", "default.yaml", "--data.train_file", "a", "--data.test_file", "b"]) == 2
     said = "error: Synthetic data have no option train_file; choose another kind with --data Text or Ratings or "
     assert said in capsys.readouterr().err
-
-
-def test_a_configuration_that_is_not_utf_8_is_a_sentence(tmp_path, capsys):
-    (tmp_path / "latin.yaml").write_bytes("name: caf\xe9\n".encode("latin-1"))
-    assert run_command("fit", ["--config", str(tmp_path / "latin.yaml")]) == 2
-    assert "not UTF-8" in capsys.readouterr().err
-
-
-@pytest.mark.integration
-def test_what_nobody_reads_any_more_is_no_mistake():
-    """The reader of a pipe may go away; that is no error and nothing was stopped."""
-    for arguments in ("fit --help-all", "compare --list_methods"):
-        command = f"{sys.executable} -m training {arguments} | head -1; exit ${{PIPESTATUS[0]}}"
-        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-        said = re.sub(r"loading libraries(, took .*)?\n", "", done.stderr)  # how long is told where it took long
-        assert (done.returncode, said) == (0, ""), arguments
 
 
 @pytest.mark.parametrize(
@@ -121,19 +103,19 @@ def test_every_command_has_help_and_refuses_an_option_it_does_not_have(name, cap
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(
-    "arguments", [[], ["--help"], ["--version"], *([name, "--help"] for name in COMMANDS), ["fit", "--budegt"]]
-)
-def test_help_and_mistakes_load_no_pytorch(arguments):
-    """Nor anything else that takes seconds; so that an answer takes less than one."""
+def test_help_and_mistakes_load_nothing_heavy():
+    """So that an answer takes less than a second."""
+    lines = [[], ["--help"], ["--version"], *([name, "--help"] for name in COMMANDS), ["fit", "--budegt"]]
     code = (
-        "import sys\nfrom training.__main__ import main\n"
-        f"try:\n    code = main({arguments})\nexcept SystemExit as stop:\n    code = stop.code\n"
+        "import sys\nfrom training.__main__ import main\ncodes = []\n"
+        f"for arguments in {lines}:\n"
+        "    try:\n        codes.append(main(arguments))\n"
+        "    except SystemExit as stop:\n        codes.append(stop.code)\n"
         "heavy = {'torch', 'transformers', 'pytorch_lightning', 'wandb', 'datasets', 'pandas', 'matplotlib'}\n"
-        "print(code, sorted(heavy & set(sys.modules)))"
+        "print(codes, sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == f"{0 if set(arguments) & {'--help', '--version'} else 2} []"
+    assert done.stdout.splitlines()[-1] == f"{[2, *[0] * (len(lines) - 2), 2]} []"
 
 
 def test_what_is_passed_on():

@@ -41,10 +41,10 @@ def test_a_configuration_that_is_named_is_kept(tmp_path):
 @pytest.mark.parametrize("form", [["--config", "{}"], ["--config={}"]])
 def test_files_imply_their_kind_where_the_configuration_says_nothing_of_data(tmp_path, form):
     (tmp_path / "model.yaml").write_text("model: {backbone: a/model}\n")
-    config = [part.format(tmp_path / "model.yaml") for part in form]
-    assert with_config(["--seed", "1", *config, *FILES]) == [*config, "--data", "Text", "--seed", "1", *FILES]
-    assert with_config([*config, "--data", "ParallelText", *FILES]) == [*config, "--data", "ParallelText", *FILES]
-    line = read("fit", [*config, *FILES])
+    given, config = [part.format(tmp_path / "model.yaml") for part in form], ["--config", str(tmp_path / "model.yaml")]
+    assert with_config(["--seed", "1", *given, *FILES]) == [*config, "--data", "Text", "--seed", "1", *FILES]
+    assert with_config([*given, "--data", "ParallelText", *FILES]) == [*config, "--data", "ParallelText", *FILES]
+    line = read("fit", [*given, *FILES])
     assert line.options.data.class_path == "training.config.data.Text"
     assert line.options.data.init_args.train_file == "a.csv"
 

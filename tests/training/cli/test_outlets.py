@@ -40,23 +40,21 @@ def test_a_full_disk_behind_standard_output_is_one_sentence_after_the_work(tmp_p
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("shell", ["| head -1; exit ${PIPESTATUS[0]}", ">&-", "> /dev/null <&-"])
+@pytest.mark.parametrize("shell", ["| head -1; exit ${PIPESTATUS[0]}", ">&-"])
 def test_output_that_nobody_reads_is_no_mistake(shell, tmp_path):
     assert ended(shell, tmp_path) == (0, "said\n", "done")
 
 
 @pytest.mark.integration
 @FULL
-@pytest.mark.parametrize("shell", ["2>&-", "2> /dev/full"])
-def test_nor_are_errors_that_nobody_reads(shell, tmp_path):
-    assert ended(f"> /dev/null {shell}", tmp_path) == (0, "", "done")
+def test_nor_are_errors_that_nobody_reads(tmp_path):
+    assert ended("> /dev/null 2> /dev/full", tmp_path) == (0, "", "done")
 
 
 @pytest.mark.integration
 @FULL
-@pytest.mark.parametrize("arguments", ["--help", "--version", "fit --help", "summary --help"])
-def test_help_that_cannot_be_written_is_one_sentence(arguments):
-    command = f"{sys.executable} -m training {arguments} > /dev/full"
+def test_help_that_cannot_be_written_is_one_sentence():
+    command = f"{sys.executable} -m training summary --help > /dev/full"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (2, "error: standard output cannot be written: No space left on device\n")
 

@@ -31,6 +31,9 @@ JOINT = "learned(pipelined=false)"
 MEASURED = ["seconds", "peak_memory_mb"]
 
 
+SWAPS = ["--swap.passes", "6"]
+
+
 def command(folder, config, *more):
     return ["--config", config, "--run_dir", str(folder), *more]
 
@@ -41,8 +44,22 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("compare")
     config = write_config(folder)
     run = folder / "run"
-    assert main(command(run, config, "--methods", "learned,his+swap", "--budgets", "4,2", "--seeds", "0,1")) == 0
+    methods = ["--methods", "learned,his+swap", "--budgets", "4,2", "--seeds", "0,1", *SWAPS]
+    assert main(command(run, config, *methods)) == 0
     return run, config
+
+
+@pytest.fixture
+def again(finished, tmp_path):
+    """A function that runs another comparison on the experiments of the finished one; returns its directory."""
+    run, config = finished
+
+    def compare(*more):
+        given = ["--seeds", "0", "--experiments", str(run / "experiments"), *more]
+        assert main(command(tmp_path / "run", config, *given)) == 0
+        return tmp_path / "run"
+
+    return compare
 
 
 @pytest.mark.integration
@@ -59,15 +76,22 @@ def test_every_combination_has_a_row_at_exactly_its_budget_and_equal_cost(finish
     assert (table[(table["stage"] == "post hoc") & (table["method"] != "learned")]["steps"] == 0).all()
 
 
-def test_rows_state_what_their_predictions_give(finished):
-    run, _ = finished
+def rows_state_what_their_predictions_give(run, rows=None):
+    """Check every row of a table against the predictions of its experiment, and their numbers."""
     for row in pd.read_csv(run / "comparison.csv").itertuples():
         kept = np.load(run / "experiments" / row.experiment / "predictions.npz")
-        for split in ("select", "test"):
+        for split, count in (rows or {"select": 96, "test": 96}).items():
+            assert len(kept[f"{split}_prediction"]) == len(kept[f"{split}_target"]) == count
             accuracy = (kept[f"{split}_prediction"] == kept[f"{split}_target"]).mean()
             assert accuracy == pytest.approx(getattr(row, f"{split}_accuracy"), abs=1e-6)
 
 
+@pytest.mark.integration
+def test_rows_state_what_their_predictions_give(finished):
+    rows_state_what_their_predictions_give(finished[0])
+
+
+@pytest.mark.integration
 def test_tables_agree_with_the_rows(finished):
     run, _ = finished
     table, summary = pd.read_csv(run / "comparison.csv"), pd.read_csv(run / "summary.csv")
@@ -85,42 +109,31 @@ def test_tables_agree_with_the_rows(finished):
 
 
 @pytest.mark.integration
-def test_the_same_command_trains_nothing_again(finished, monkeypatch):
-    run, config = finished
-    before = pd.read_csv(run / "comparison.csv")
-    monkeypatch.setattr(pl.Trainer, "fit", lambda *args, **more: pytest.fail("trained again"))
-    assert main(command(run, config, "--methods", "learned,his+swap", "--budgets", "4,2", "--seeds", "0,1")) == 0
-    pd.testing.assert_frame_equal(pd.read_csv(run / "comparison.csv"), before)
-
-
-@pytest.mark.nightly
-def test_each_is_trained_once(compared, tmp_path, monkeypatch):
-    """Where two methods keep the same heads, and where nothing but a stage or a budget is new."""
-    run, config = compared
+def test_nothing_is_trained_again(finished, again, monkeypatch):
+    """A further stage trains the dense structure and the learned one from scratch. Other rows stay equal to the bit."""
     trainings, fitted = [], pl.Trainer.fit
     monkeypatch.setattr(pl.Trainer, "fit", lambda self, *args, **more: trainings.append(self) or fitted(self, *args, **more))
-    shared = ["--seeds", "0", "--experiments", str(tmp_path / "experiments")]
-    assert main(command(tmp_path / "run", config, "--methods", "his,learned", "--budgets", "3", *shared)) == 0
-    assert len(trainings) == 1 + 1 + 3  # fine-tuning, learning, and training on with three masks
-    trainings.clear()
     stages = ["--stages", "post hoc,retrained,from scratch"]
-    assert main(command(tmp_path / "run", config, "--methods", "his,learned", "--budgets", "3,2", *shared, *stages)) == 0
-    assert len(trainings) == 1 + 2 + 3  # at the second budget, and from scratch the dense structure and two learned ones
-    again, whole = (pd.read_csv(folder / "comparison.csv") for folder in (tmp_path / "run", run))
-    again, whole = (table.set_index(["method", "stage", "budget"])["test_loss"] for table in (again, whole))
-    both = [key for key in again.index if key in whole.index]
+    run = again("--methods", "learned,his+swap", "--budgets", "4", *SWAPS, *stages)
+    assert len(trainings) == 2
+    table, whole = (pd.read_csv(folder / "comparison.csv").query("seed == 0") for folder in (run, finished[0]))
+    table, whole = (table.set_index(["method", "stage", "budget"])["test_loss"] for table in (table, whole))
+    both = [key for key in table.index if key in whole.index]
     assert len(both) == 6
-    pd.testing.assert_series_equal(again[both], whole[both], check_exact=True)
+    pd.testing.assert_series_equal(table[both], whole[both], check_exact=True)
+    trainings.clear()
+    before = (run / "comparison.csv").read_bytes()
+    assert again("--methods", "learned,his+swap", "--budgets", "4", *SWAPS, *stages) == run
+    assert trainings == []
+    assert (run / "comparison.csv").read_bytes() == before
 
 
 @pytest.mark.integration
-def test_what_changes_rivals_changes_their_experiments(finished, tmp_path):
+def test_what_changes_rivals_changes_their_experiments(finished, again):
     """Options that act after fine-tuning reuse the dense model and nothing that was trained on from it; the control with
     distillation is one row per seed."""
-    run, config = finished
-    arguments = command(tmp_path / "run", config, "--methods", "his,dense+distil", "--budgets", "4,2", "--seeds", "0")
-    assert main([*arguments, "--experiments", str(run / "experiments"), "--model.distil", "0.3"]) == 0
-    before, table = pd.read_csv(run / "comparison.csv"), pd.read_csv(tmp_path / "run" / "comparison.csv")
+    run = again("--methods", "his,dense+distil", "--budgets", "4", "--model.distil", "0.3")
+    before, table = pd.read_csv(finished[0] / "comparison.csv"), pd.read_csv(run / "comparison.csv")
     retrained = set(before.loc[before["stage"] == "retrained", "experiment"])
     assert not retrained & set(table.loc[table["stage"] == "retrained", "experiment"])
     assert (table["method"] == "dense+distil").sum() == 2
@@ -131,18 +144,9 @@ def test_what_changes_rivals_changes_their_experiments(finished, tmp_path):
 def test_a_mask_without_training_is_searched_on_the_dense_weights(finished, tmp_path):
     """And one that training goes on with on weights that were trained with the gates; masks.json has both where they differ."""
     run, config = finished
-    arguments = command(
-        tmp_path / "run",
-        config,
-        "--methods",
-        "learned(pipelined=false),learned(pipelined=false)+swap",
-        "--budgets",
-        "4,3,2",
-        "--seeds",
-        "0,1",
-    )
-    arguments += ["--swap.significance", "0.9"]  # few examples decide
-    assert main([*arguments, "--experiments", str(run / "experiments")]) == 0
+    methods = ["--methods", f"{JOINT},{JOINT}+swap", "--budgets", "4,3,2", "--seeds", "0,1"]
+    methods += ["--swap.significance", "0.9"]  # few examples decide
+    assert main(command(tmp_path / "run", config, *methods, "--experiments", str(run / "experiments"))) == 0
     experiments = {file.parent.name: json.loads(file.read_text()) for file in (run / "experiments").glob("*/experiment.json")}
     table = pd.read_csv(tmp_path / "run" / "comparison.csv").query(f"method == '{JOINT}+swap'").set_index("stage")
     masks = [entry for entry in json.loads((tmp_path / "run" / "masks.json").read_text()) if entry["method"] == f"{JOINT}+swap"]
@@ -163,9 +167,9 @@ def test_a_mask_without_training_is_searched_on_the_dense_weights(finished, tmp_
 
 
 @pytest.mark.integration
-def test_killed_in_the_middle_it_goes_on_to_the_same_table(finished, tmp_path):
+def test_killed_in_the_middle_it_continues_to_the_same_table(finished, tmp_path):
     run, config = finished
-    arguments = command(tmp_path / "run", config, "--methods", "learned,his+swap", "--budgets", "4,2", "--seeds", "0,1")
+    arguments = command(tmp_path / "run", config, "--methods", "learned,his+swap", "--budgets", "4,2", "--seeds", "0", *SWAPS)
     arguments += ["--save_every", "3"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen([sys.executable, "-m", "training", "compare", *arguments], env=environment)
@@ -178,80 +182,49 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_table(finished, tmp_path):
     assert not (tmp_path / "run" / "comparison.csv").exists()
     assert main(arguments) == 0
     assert not (tmp_path / "run" / UNFINISHED).exists()
-    drop = ["experiment", *MEASURED]
-    got, expected = pd.read_csv(tmp_path / "run" / "comparison.csv"), pd.read_csv(run / "comparison.csv")
-    pd.testing.assert_frame_equal(got.drop(columns=drop), expected.drop(columns=drop))
+    got, expected = pd.read_csv(tmp_path / "run" / "comparison.csv"), pd.read_csv(run / "comparison.csv").query("seed == 0")
+    got, expected = (table.drop(columns=["experiment", *MEASURED]).reset_index(drop=True) for table in (got, expected))
+    pd.testing.assert_frame_equal(got, expected)
+
+
+MODIFIED = ("learned+distil+draws+swap", "learned+restarts", "his+rescale", "dense+distil")
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    "method", [*LEARNED, *SCORERS, "learned+distil+draws+swap", "learned+restarts", "his+rescale", "dense+distil"]
-)
-def test_every_method_has_all_its_rows(method, finished, tmp_path):
-    run, config = finished
-    arguments = command(tmp_path / "run", config, "--methods", method, "--budgets", "3", "--seeds", "0")
-    stages = (
-        "post hoc,post hoc with means,post hoc with optimal constants,post hoc with uniform attention,retrained,from scratch"
-    )
-    assert main([*arguments, "--stages", stages, "--experiments", str(run / "experiments")]) == 0
-    table = pd.read_csv(tmp_path / "run" / "comparison.csv")
-    own = table[table["method"] == Method.parse(method).name]
-    assert set(stages.split(",")) - {"from scratch"} <= set(own["stage"])
-    assert ("from scratch" in set(own["stage"])) == Method.parse(method).is_learned
+def test_every_method_has_all_its_rows(again):
+    methods = [*LEARNED, *SCORERS, *MODIFIED]
+    stages = ["post hoc", "post hoc with means", "post hoc with optimal constants", "post hoc with uniform attention"]
+    stages += ["retrained", "from scratch"]
+    run = again("--methods", ",".join(methods), "--budgets", "3", "--stages", ",".join(stages), *SWAPS)
+    table = pd.read_csv(run / "comparison.csv")
+    for method in map(Method.parse, methods):
+        own = table[table["method"] == method.name]
+        assert set(stages) - {"from scratch"} <= set(own["stage"]), method.name
+        assert ("from scratch" in set(own["stage"])) == method.is_learned, method.name
     assert np.isfinite(table["test_loss"]).all()
 
 
-@pytest.mark.integration
-def test_two_processes_end_with_complete_tables(finished, tmp_path):
-    """Of splits that they cannot share equally, with searches; and the same command again finds all of it."""
-    _, config = finished
-    methods = ["--methods", "learned,his+swap,learned+draws,hies", "--budgets", "4,2", "--seeds", "0", "--swap.passes", "6"]
-    stages = ["--stages", "post hoc,post hoc with means,retrained", "--data.select_rows", "45", "--data.test_rows", "51"]
-    devices = ["--trainer.devices", "2", "--trainer.strategy", "ddp"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-
-    def start(name, *more):
-        arguments = command(tmp_path / name, config, *methods, *stages, *more)
-        process = [sys.executable, "-m", "training", "compare", *arguments]
-        done = subprocess.run(process, capture_output=True, text=True, env=environment)
-        assert done.returncode == 0, done.stderr[-3000:]
-        return pd.read_csv(tmp_path / name / "comparison.csv"), done
-
-    table, done = start("two", *devices)
-    keys = ["seed", "method", "stage", "budget"]
-    assert len(table) == len(table.drop_duplicates(keys)) == 3 + 2 * 4 * 3
-    assert not table.drop(columns=["peak_memory_mb", "closed_by_gates"]).isna().any(axis=None)
-    assert table["closed_by_gates"].notna().tolist() == table["method"].str.startswith("learned").tolist()
-    assert (table["heads"] == table["budget"]).all()
-    assert done.stdout.count("report:") == 1  # one of the two speaks
-    assert not list((tmp_path / "two" / "experiments").glob(".*"))
-    for row in table.itertuples():
-        kept = np.load(tmp_path / "two" / "experiments" / row.experiment / "predictions.npz")
-        assert {name: len(kept[name]) for name in kept} == {
-            "select_prediction": 45, "select_target": 45, "test_prediction": 51, "test_target": 51,
-        }  # fmt: skip
-        for split in ("select", "test"):
-            accuracy = (kept[f"{split}_prediction"] == kept[f"{split}_target"]).mean()
-            assert accuracy == pytest.approx(getattr(row, f"{split}_accuracy"), abs=1e-6)
-    again, _ = start("two", *devices)
-    pd.testing.assert_frame_equal(again, table)
-
-
-@pytest.mark.integration
-def test_two_processes_score_by_every_pass(finished, tmp_path):
-    _, config = finished
-    methods = [name for name in SCORERS if not name.startswith("his(")] + ["his(order=best-of-layer)"]
-    stages = ["post hoc", "post hoc with optimal constants"]
-    arguments = command(tmp_path / "two", config, "--methods", ",".join(methods), "--budgets", "3", "--seeds", "0")
-    arguments += ["--stages", ",".join(stages), "--trainer.devices", "2", "--trainer.strategy", "ddp"]
-    process, environment = [sys.executable, "-m", "training", "compare", *arguments], os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(process, capture_output=True, text=True, env=environment)
+@pytest.mark.nightly
+def test_two_processes_end_with_complete_tables(tmp_path):
+    """On splits that they cannot share equally, with searches and every pass of a score."""
+    scored = [name for name in SCORERS if not name.startswith("his(")] + ["his(order=best-of-layer)"]
+    methods = ["learned", "his+swap", "learned+draws", *scored]
+    stages, rows = ["post hoc", "post hoc with optimal constants"], {"select": 45, "test": 51}
+    given = ["--methods", ",".join(methods), "--budgets", "3", "--seeds", "0", "--stages", ",".join(stages), *SWAPS]
+    given += [part for split, count in rows.items() for part in (f"--data.{split}_rows", str(count))]
+    given += ["--trainer.devices", "2", "--trainer.strategy", "ddp"]
+    process = [sys.executable, "-m", "training", "compare", *command(tmp_path / "two", write_config(tmp_path), *given)]
+    done = subprocess.run(process, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("report:") == 1  # one of the two speaks
     table = pd.read_csv(tmp_path / "two" / "comparison.csv")
     own = table[table["method"] != "dense"]
-    assert set(zip(own["method"], own["stage"], strict=True)) == {(name, stage) for name in methods for stage in stages}
+    assert sorted(zip(own["method"], own["stage"], strict=True)) == sorted((name, one) for name in methods for one in stages)
+    assert not table.drop(columns=["peak_memory_mb", "closed_by_gates"]).isna().any(axis=None)
+    assert table["closed_by_gates"].notna().tolist() == table["method"].str.startswith("learned").tolist()
     assert (own["heads"] == 3).all()
-    assert np.isfinite(own["test_loss"]).all()
+    assert not list((tmp_path / "two" / "experiments").glob(".*"))
+    rows_state_what_their_predictions_give(tmp_path / "two", rows)
 
 
 @pytest.mark.parametrize(
@@ -261,7 +234,7 @@ def test_two_processes_score_by_every_pass(finished, tmp_path):
         (["--methods", "his+nonsense"], "modifier 'nonsense'"),
         (["--methods", "his,his"], "given twice"),
         (["--methods", "dense+swap"], "dense keeps all heads"),
-        (["--budgets", "4,99"], "the budget is 99, but the model has 8 heads"),
+        (["--budgets", "4,99"], "the budget is 99; expected a whole number from 0 to 8"),
         (["--budgets", "4,0.5"], "--budgets has 4 and 0.5, which both keep 4 heads in all"),
         (["--budgets", "8"], "nothing can be compared there"),
         (["--budgets", "few"], "--budgets has 'few'"),
@@ -313,36 +286,27 @@ def test_budgets_of_the_same_total_are_refused_by_their_names():
         check_budgets(options, budgets, 144)
 
 
-def test_every_price_that_was_trained_with_is_told(finished, tmp_path):
-    run, config = finished
+@pytest.mark.integration
+def test_every_price_that_was_trained_with_is_in_a_table(finished, again):
     priced = ["--methods", "lambda", "--prices", "0,3", "--model.gate_learning_rate", "1", "--stages", "post hoc"]
-    shared = ["--budgets", "4", "--seeds", "0", "--experiments", str(run / "experiments")]
-    assert main(command(tmp_path / "run", config, *priced, *shared)) == 0
-    table = pd.read_csv(tmp_path / "run" / "prices.csv")
+    run = again(*priced, "--budgets", "4")
+    table = pd.read_csv(run / "prices.csv")
     sites = [site["label"] for site in json.loads((run / "sites.json").read_text())]
     assert table.columns.tolist() == ["seed", "method", "price", "open", *sites]
     assert table["price"].tolist() == [0, 3]
     assert table["open"].tolist() == table[sites].sum(axis=1).tolist()
     assert table["open"][0] > table["open"][1]
-    assert (tmp_path / "run" / "figures" / "prices_lambda.png").is_file()
+    assert (run / "figures" / "prices_lambda.png").is_file()
 
 
-def test_what_an_earlier_comparison_of_other_methods_left_goes(finished, tmp_path):
-    run, config = finished
-    shared = ["--budgets", "4", "--seeds", "0", "--experiments", str(run / "experiments")]
-    for methods, is_there in (("learned,his", True), ("his", False)):
-        assert main(command(tmp_path / "run", config, "--methods", methods, *shared)) == 0
-        assert (tmp_path / "run" / "gates_over_time.csv").is_file() is is_there
-    assert "open_heads_learned" not in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
-
-
-def test_the_tables_stay_until_a_longer_comparison_is_complete(finished, tmp_path, monkeypatch):
-    run, config = finished
-    arguments = command(
-        tmp_path / "run", config, "--methods", "his+swap", "--budgets", "4", "--experiments", str(run / "experiments")
-    )
-    assert main([*arguments, "--seeds", "0"]) == 0
-    before = {path.name: path.read_bytes() for path in (tmp_path / "run").glob("*.*")}
+@pytest.mark.integration
+def test_tables_of_other_methods_go_and_others_stay_until_the_comparison_is_complete(finished, again, monkeypatch):
+    run = again("--methods", "learned,his", "--budgets", "4")
+    assert (run / "gates_over_time.csv").is_file()
+    again("--methods", "his", "--budgets", "4")
+    assert not (run / "gates_over_time.csv").exists()
+    assert "open_heads_learned" not in (run / "report.html").read_text(encoding="utf-8")
+    before = {path.name: path.read_bytes() for path in run.glob("*.*")}
     after_one = training.comparison.grid.run_seed
 
     def stopped(experiments, *others):
@@ -351,9 +315,10 @@ def test_the_tables_stay_until_a_longer_comparison_is_complete(finished, tmp_pat
             raise KeyboardInterrupt
 
     monkeypatch.setattr(training.comparison.grid, "run_seed", stopped)
-    assert main([*arguments, "--seeds", "0,1"]) == 130
-    kept = {path.name: path.read_bytes() for path in (tmp_path / "run").glob("*.*")}
-    assert len(pd.read_csv(tmp_path / "run" / UNFINISHED)) == 2 * 4
+    given = ["--methods", "his", "--budgets", "4", "--experiments", str(finished[0] / "experiments"), "--seeds", "0,1"]
+    assert main(command(run, finished[1], *given)) == 130
+    kept = {path.name: path.read_bytes() for path in run.glob("*.*")}
+    assert len(pd.read_csv(run / UNFINISHED)) == 2 * 4
     assert {name for name in kept if kept[name] != before.get(name)} <= {UNFINISHED, "config.yaml"}
 
 
@@ -369,7 +334,11 @@ def test_a_directory_with_a_run_is_refused(tmp_path):
 
 def test_a_comparison_killed_with_experiments_elsewhere_goes_on(tmp_path):
     """Before its first row, and between its tables."""
-    for names in (["config.yaml", ".comparison.unfinished.csv.partial-7"], [UNFINISHED, "comparison.csv", "summary.csv"]):
+    for names in (
+        ["config.yaml"],
+        ["config.yaml", ".comparison.unfinished.csv.partial-7"],
+        [UNFINISHED, "comparison.csv", "summary.csv"],
+    ):
         for name in names:
             (tmp_path / name).touch()
         with locked_directory(str(tmp_path)) as run:
@@ -383,14 +352,6 @@ def test_a_directory_with_something_else_is_refused(tmp_path, capsys):
     assert main(command(tmp_path / "run", write_config(tmp_path))) == 2
     assert "something else" in capsys.readouterr().err
     assert (tmp_path / "run" / "thesis.txt").read_text() == "precious"
-
-
-def test_one_that_was_stopped_before_its_first_row_goes_on(tmp_path):
-    """With its experiments elsewhere it has left nothing but its configuration."""
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.yaml").write_text("")
-    with locked_directory(str(tmp_path / "run")) as run:
-        assert run.path == tmp_path / "run"
 
 
 @pytest.mark.parametrize("command", ["fit", "compare"])

@@ -6,15 +6,15 @@ import shutil
 import pandas as pd
 import pytest
 
-from tests.training import causal_runs
+from gates.errors import GateError
 from tests.training.local_text_runs import make_run
-from tests.training.runs import write_config
+from tests.training.runs import make_options, write_config
 from training.commands import export
-from training.commands import export as scored
 from training.commands.table import run_command
 from training.fit import main as fit
 
 
+@pytest.mark.integration
 def test_the_number_that_is_said_is_of_the_ridge_that_was_taken(tmp_path, capsys, monkeypatch):
     """Also where less is better: of the perplexities the least one."""
     run, found = make_run(tmp_path), []
@@ -43,42 +43,29 @@ def test_the_number_that_is_said_is_of_the_ridge_that_was_taken(tmp_path, capsys
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--model.freeze", "[encoder.layer.0]"], "refit changes all weights behind the heads, but freeze or"),
-        (["--model.dtype", "bfloat16"], "dtype is bfloat16, in which weights are fixed, but refit changes them"),
+        ({"freeze": ["encoder.layer.0"]}, "refit changes all weights behind the heads, but freeze or"),
+        (
+            {"dtype": "bfloat16", "backbone": "a/b", "from_scratch": None, "finetune": 0, "retrain": 0},
+            "dtype is bfloat16, in which weights are fixed, but refit changes them",
+        ),
     ],
 )
-def test_weights_that_a_run_fixed_are_not_refitted(tmp_path, capsys, options, message):
-    if "bfloat16" in options:
-        assert fit(["--config", write_config(tmp_path), "--run_dir", str(tmp_path / "first")]) == 0
-        options = [
-            *options,
-            "--model.finetune",
-            "0",
-            "--model.retrain",
-            "0",
-            "--model.from_scratch",
-            "null",
-            "--model.backbone",
-            str(tmp_path / "first" / "export"),
-        ]
-    assert fit(["--config", write_config(tmp_path), "--run_dir", str(tmp_path / "run"), *options]) == 0
-    arguments = [str(tmp_path / "run"), "--format", "remote-code", "--budget", "2", "--output", str(tmp_path / "out")]
-    assert run_command("export", [*arguments, "--refit"]) == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+def test_weights_that_a_run_fixed_are_not_refitted(options, message):
+    with pytest.raises(GateError, match=message):
+        make_options(**options).check_refits()
 
 
-def test_what_is_impossible_is_said_before_anything_is_scored_or_refitted(tmp_path, capsys, monkeypatch):
+@pytest.mark.integration
+def test_what_is_impossible_is_said_before_anything_is_scored_or_refitted(full_run, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(export, "refitted_to", None)
-    assert fit(["--config", causal_runs.write_config(tmp_path), "--run_dir", str(tmp_path / "run")]) == 0
+    monkeypatch.setattr(export, "Scores", None)
 
     def refused(*more):
-        given = [str(tmp_path / "run"), "--output", str(tmp_path / "out"), "--refit", *more]
-        assert run_command("export", given) == 2
+        assert run_command("export", [str(full_run[0]), "--output", str(tmp_path / "out"), "--refit", *more]) == 2
+        assert not (tmp_path / "out").exists()
         return capsys.readouterr().err
 
-    assert "no stock class has a layer without heads" in refused("--format", "stock", "--ranking", "obs", "--budget", "1")
-    monkeypatch.setattr(scored, "Scores", None)
+    assert "whatever the mask" in refused("--format", "stock", "--ranking", "obs", "--budget", "2")
     more = ("--ranking", "obs", "--budget", "2", "--minimum_per_layer", "2")
     assert "minimum of 2" in refused("--format", "masked", *more)
     assert "'--model.budget' behind -- does not say where something is; expected one of --data," in refused(
@@ -86,14 +73,7 @@ def test_what_is_impossible_is_said_before_anything_is_scored_or_refitted(tmp_pa
     )
 
 
-def test_a_stock_form_that_no_mask_has_is_refused_before_anything_is_scored(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(scored, "Scores", None)
-    assert fit(["--config", write_config(tmp_path), "--run_dir", str(tmp_path / "run")]) == 0
-    arguments = [str(tmp_path / "run"), "--format", "stock", "--ranking", "obs", "--budget", "2", "--refit"]
-    assert run_command("export", [*arguments, "--output", str(tmp_path / "out")]) == 2
-    assert "whatever the mask" in capsys.readouterr().err
-
-
+@pytest.mark.integration
 def test_gates_of_a_run_that_pruned_nothing_rank_no_heads(tmp_path, capsys):
     dense = ["--model.prune", "0", "--model.retrain", "0", "--model.budget", "null", "--compare", "none"]
     assert fit(["--config", write_config(tmp_path), "--run_dir", str(tmp_path / "run"), *dense]) == 0

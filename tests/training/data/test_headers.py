@@ -7,7 +7,6 @@ import pytest
 
 from gates.errors import GateError
 from training.cli.command_line import build_comparison_parser, build_parser
-from training.commands.preflight import check_text
 from training.config.data import ParallelText, Text
 from training.config.setup import data_of
 from training.data.text import TextData
@@ -66,14 +65,12 @@ def test_a_header_is_no_example_and_an_example_no_header(name, header, classes, 
     elif options.columns is None and options.pair_column is None and header in HEADERS[2:]:
         message = "it is not clear which one is"
     else:
-        check_text(options)
         splits = TextData(options).load_splits()
         assert splits["train"].num_rows + splits["select"].num_rows == 4 * len(CLASSES[classes])
         assert {*splits["train"]["label"]} <= {*CLASSES[classes]}
         return
-    for check in (check_text, lambda options: TextData(options).load_splits()):
-        with pytest.raises(GateError, match=message):
-            check(options)
+    with pytest.raises(GateError, match=message):
+        TextData(options).load_splits()
 
 
 def test_a_header_is_told_by_a_second_file_with_it(tmp_path):
@@ -83,7 +80,7 @@ def test_a_header_is_told_by_a_second_file_with_it(tmp_path):
         (tmp_path / f"{split}.tsv").write_text(f"review\tsentiment\n{split} {rows}")
     files = {"train_file": str(tmp_path / "train.tsv"), "test_file": str(tmp_path / "test.tsv")}
     with pytest.raises(GateError, match="looks like a header"):
-        check_text(Text(**files, columns=["sentence", "label"]))
+        TextData(Text(**files, columns=["sentence", "label"])).load_splits()
 
 
 def test_files_that_begin_with_the_same_example_are_no_mistake(tmp_path):
@@ -92,8 +89,8 @@ def test_files_that_begin_with_the_same_example_are_no_mistake(tmp_path):
     (tmp_path / "train.tsv").write_text(rows)
     (tmp_path / "test.tsv").write_text("".join(rows.splitlines(keepends=True)[:4]))
     files = {"train_file": str(tmp_path / "train.tsv"), "test_file": str(tmp_path / "test.tsv")}
-    check_text(Text(**files, columns=["sentence", "label"]))
-    check_text(Text(train_file=files["train_file"], test_file=files["train_file"], columns=["sentence", "label"]))
+    TextData(Text(**files, columns=["sentence", "label"])).load_splits()
+    TextData(Text(train_file=files["train_file"], test_file=files["train_file"], columns=["sentence", "label"])).load_splits()
 
 
 @pytest.mark.parametrize("header", ["source\ttarget", "Target\tSource"])
@@ -114,7 +111,7 @@ def test_a_class_that_is_called_as_columns_are_is_a_class(tmp_path):
     for split in ("train", "test"):
         (tmp_path / f"{split}.tsv").write_text(f"{split} {rows}")
     files = {"train_file": str(tmp_path / "train.tsv"), "test_file": str(tmp_path / "test.tsv")}
-    check_text(Text(**files, columns=["sentence", "label"]))
+    TextData(Text(**files, columns=["sentence", "label"])).load_splits()
 
 
 def test_a_first_line_that_looks_like_a_header_can_be_an_example(tmp_path):
@@ -123,11 +120,9 @@ def test_a_first_line_that_looks_like_a_header_can_be_an_example(tmp_path):
         files[f"{split}_file"] = str(tmp_path / f"{split}.tsv")
         Path(files[f"{split}_file"]).write_text("Label\tno\n" + f"a {split}\tyes\nanother\tno\n" * 4)
     options = Text(**files, columns=["text", "label"])
-    for check in (check_text, lambda options: TextData(options).load_splits()):
-        with pytest.raises(GateError, match=r"looks like a header \('Label', 'no'\).* --data.check_header false"):
-            check(options)
+    with pytest.raises(GateError, match=r"looks like a header \('Label', 'no'\).* --data.check_header false"):
+        TextData(options).load_splits()
     options = replace(options, check_header=False)
-    check_text(options)
     assert TextData(options).load_splits()["test"]["text"][:2] == ["Label", "a test"]
 
 

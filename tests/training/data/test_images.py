@@ -162,6 +162,6 @@ def test_hub_data_are_taken_as_they_are_stored(tmp_path):
 def test_folders_and_a_data_set_exclude_each_other():
     with pytest.raises(GateError, match="either a hub data set"):
         Images()
-    with pytest.raises(GateError, match="results need test images"):
+    with pytest.raises(GateError, match="results need a test folder"):
         Images(train_folder="a")
     assert isinstance(ImageClassification(["a", "b"]).main_metric, str)

@@ -3,10 +3,8 @@
 import pytest
 
 from gates.errors import GateError
-from training.commands.preflight import check_run
-from training.commands.table import read
 from training.config.data import Text
-from training.data.files import LONGEST, check_beginning, read_table
+from training.data.files import LONGEST, read_table
 from training.data.text import TextData
 from training.data.translation import read_lines
 
@@ -24,7 +22,6 @@ def test_a_line_that_is_too_long(tmp_path, name, text):
     (tmp_path / name).write_text(text)
     refused(tmp_path / name, f"more than {LONGEST:,} bytes in line {2 if name.endswith('tsv') else 1}; expected one example")
     refused(tmp_path / name, "bytes in line", reader=read_lines)
-    refused(tmp_path / name, "bytes in line", reader=check_beginning, lines=10)
 
 
 def test_a_text_after_a_quotation_mark_that_is_not_closed(tmp_path):
@@ -36,18 +33,6 @@ def test_a_text_after_a_quotation_mark_that_is_not_closed(tmp_path):
 def test_lists_in_lists_in_lists(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": ' + "[" * 100_000 + "]" * 100_000 + ', "label": 1}\n')
     refused(tmp_path / "a.jsonl", "cannot be read as json")
-
-
-def test_a_large_file_is_checked_before_anything_is_loaded(tmp_path, monkeypatch):
-    monkeypatch.setattr("training.commands.preflight.LARGEST", 100)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.tsv").write_text(f"text\tlabel\n{LONG}\t1\n")
-    files = ["--data.train_file", "a.tsv", "--data.test_file", "a.tsv", "--model.backbone", "some-model"]
-    with pytest.raises(GateError, match="bytes in line 2"):
-        check_run(read("fit", files))
-    pairs = [f"--data.{split}_{side}" for split in ("train", "test") for side in ("source", "target")]
-    with pytest.raises(GateError, match="bytes in line 2"):
-        check_run(read("fit", [*(part for pair in pairs for part in (pair, "a.tsv")), "--model.backbone", "some-model"]))
 
 
 def test_a_share_that_leaves_nothing_to_train_on(tmp_path):

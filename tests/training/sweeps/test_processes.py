@@ -4,8 +4,7 @@ import sys
 
 import pytest
 
-from gates.errors import GateError
-from training.sweeps.processes import end, end_orphan, last_error, locked, trial_environment
+from training.sweeps.processes import end, last_error, trial_environment
 
 
 def test_each_job_has_a_gpu_where_there_are_several(monkeypatch):
@@ -13,21 +12,6 @@ def test_each_job_has_a_gpu_where_there_are_several(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     assert [trial_environment(3, slot)["CUDA_VISIBLE_DEVICES"] for slot in range(3)] == ["4", "7", "4"]
     assert trial_environment(1, 0)["CUDA_VISIBLE_DEVICES"] == "4,7"
-
-
-def test_an_orphan_is_ended_and_a_free_file_is_no_orphan(tmp_path):
-    lock = tmp_path / "0.pid"
-    end_orphan(lock)
-    with locked(lock) as file:
-        command = [sys.executable, "-c", "import time; time.sleep(100)"]
-        process = subprocess.Popen(command, process_group=0, pass_fds=[file.fileno()])
-        file.write(str(process.pid))
-    with pytest.raises(GateError, match="another process"), locked(lock):
-        pass
-    end_orphan(lock)
-    assert process.wait() == -signal.SIGINT
-    with locked(lock):
-        pass
 
 
 def test_a_process_that_ignores_ctrl_c_is_killed(monkeypatch):
