@@ -14,7 +14,7 @@ from training.comparison.cache import identity_of_dense, run_inputs
 from training.pruner.callbacks import CostInCheckpoints, DenseCheckpoint
 from training.pruner.checkpoints import IDENTITY, check_identity, read_archive, read_checkpoint, write_checkpoint
 from training.runs.directory import RunDirectory
-from training.runs.resume import RUN_INPUTS, identity_of, noted_identity
+from training.runs.resume import identity_of, noted_identity
 from training.setup import make_trainer
 
 
@@ -70,22 +70,6 @@ def test_a_copied_run_keeps_its_checkpoints(run, tmp_path, capsys):
         assert read_checkpoint(run / "checkpoints" / f"{name}.ckpt")[IDENTITY] == identity
 
 
-def test_a_run_of_an_earlier_version_is_still_exported(run, tmp_path, capsys):
-    """It noted neither its options nor whose its checkpoints are; one of today among them is refused all the same."""
-    final, noted = run / "checkpoints" / "final.ckpt", run / RUN_INPUTS
-    began = json.loads(noted.read_text())
-    del began["options"]
-    (run / "checksums.json").unlink()
-    noted.write_text(json.dumps(began))
-    line = commands(run, tmp_path)["export"]
-    assert run_command(line[0], line[1:]) == 2
-    assert "final.ckpt' is not of the run" in capsys.readouterr().err
-    content = read_archive(final, mapped=False)
-    del content[IDENTITY]
-    write_checkpoint(content, final)
-    assert run_command(line[0], line[1:]) == 0, capsys.readouterr().err
-
-
 def test_runs_that_differ_in_an_option_differ_in_identity():
     """Also in one that the dense model does not depend on."""
     setup, data, pruner = make_setup(), make_data(), make_pruner()
@@ -103,7 +87,6 @@ def test_the_dense_checkpoint_that_a_run_takes_from_another_becomes_its_own(tmp_
     trainer.strategy.checkpoint_io.save_checkpoint({"state_dict": {"a": torch.arange(5)}}, source)
     trainer = make_trainer(make_setup(), identity="own")
     trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total.completed = 16
-    pruner.set_phases_for_test = None
     DenseCheckpoint(tmp_path / "dense.ckpt", str(source)).on_train_start(trainer, pruner)
     found = read_archive(tmp_path / "dense.ckpt")
     assert found[IDENTITY] == "own"
