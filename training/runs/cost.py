@@ -20,7 +20,7 @@ from training.runs import processes
 class ExampleCounter:
     """Count the examples that pass forward through a model with gates, and those that a gradient can follow back.
 
-    The counter hooks the gated attention modules, each of which is one part of a pass. Passes that end early, or that enter
+    The counter hooks the gated attention modules. Each module is one part of a pass. Passes that end early, or that enter
     behind some layers, count in part. An example that a search repeats within a batch counts each time. A module that sees an
     example in several rows, such as windows of a picture, counts them as one. A probe within the model's own pass is no pass.
 

@@ -65,14 +65,19 @@ def only_writer(folder: Path, *, wait: bool = True) -> Iterator[None]:
     refuse_file(folder)
     made = [place for place in (folder, *folder.parents) if not place.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as at_the_end:
-        for place in reversed(made):
-            at_the_end.callback(_remove_if_empty, place)
+    try:
         lock = _acquired(folder, WAIT if wait else 0.0)
-        at_the_end.callback(lock.release)
-        at_the_end.callback(_unlink, folder / LOCK)  # while it is held
-        with naming(folder):
-            yield
+        try:
+            with naming(folder):
+                yield
+        finally:
+            with suppress(OSError):  # Windows keeps open files
+                (folder / LOCK).unlink()  # while it is held
+            lock.release()
+    finally:
+        with suppress(OSError):
+            for place in made:
+                place.rmdir()
 
 
 def refuse_file(folder: Path) -> None:
@@ -113,16 +118,6 @@ def _acquired(folder: Path, wait: float) -> FileLock:
         if (folder / LOCK).is_file():
             return lock
         lock.release()  # its last holder removed the file after this process opened it
-
-
-def _unlink(path: Path) -> None:
-    with suppress(OSError):  # Windows keeps open files
-        path.unlink()
-
-
-def _remove_if_empty(folder: Path) -> None:
-    with suppress(OSError):
-        folder.rmdir()
 
 
 CONFIG = "config.yaml"  # a directory with this file is that of a run

@@ -112,7 +112,7 @@ def check_same_inputs(run: RunDirectory, determined_by: Mapping[str, Any]) -> No
         run: The run to resume.
         determined_by: Everything that its training depends on, as JSON.
     """
-    began = _began_with(run, "begin the run anew, or delete this file if you are sure that its data are as they were")
+    began = _began_with(run, "start a new run, or delete this file if you are sure that its data are as they were")
     if began is None:
         return
     for name in sorted(began.keys() | determined_by.keys(), key=lambda name: (name != "format", name)):
@@ -179,7 +179,7 @@ def checkpoint_of(options: RunOptions, run: RunDirectory, first: bool) -> str | 
 
 
 def _began_with(
-    run: RunDirectory, mend: str = "go on with the run (--existing resume), or begin it anew"
+    run: RunDirectory, mend: str = "go on with the run (--existing resume), or start a new one"
 ) -> dict[str, Any] | None:
     """Return the noted inputs of a run, or None if it was stopped before it noted them."""
     try:
@@ -189,7 +189,7 @@ def _began_with(
 
 
 def _options_of(run: RunDirectory) -> dict[str, Any]:
-    return read_options(run.path / CONFIG, mend="begin the run anew")
+    return read_options(run.path / CONFIG, mend="start a new run")
 
 
 # A comparison with finished tables may be continued with more methods, budgets and seeds of the same dense models.
@@ -222,7 +222,7 @@ def check_same_comparison(run: RunDirectory, resolved: str) -> None:
     file = run.path / CONFIG
     if not (run.path / METRICS).is_file() or not file.is_file():
         return
-    began, now = read_options(file, mend="remove it to have it written anew"), flat_options(yaml.safe_load(resolved))
+    began, now = read_options(file, mend="remove it so that it is written again"), flat_options(yaml.safe_load(resolved))
     if difference := _first_difference(began, now, began.keys() & now.keys(), FREE):
         raise GateError(
             f"{str(run.path)!r} holds a comparison whose {difference}, so its tables are not replaced; give another --run_dir"

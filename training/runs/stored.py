@@ -55,7 +55,7 @@ def check_unchanged(path: Path, text: str) -> None:
         file = folder / CHECKSUMS
         if not file.exists():
             continue
-        mend = "delete it to read the tables beside it as they are"
+        mend = "delete it to read the tables there as they are"
         sums = _parsed(file, _text_of(file, mend), dict, "checksums", mend)
         if sums.get(path.absolute().relative_to(folder).as_posix(), own := _checksum(text)) != own:
             raise GateError(

@@ -22,14 +22,14 @@ from training.scoring.subject import ScoringContext
 
 @dataclass(frozen=True)
 class Refit:
-    """How weights were refitted to a mask.
+    """The result of a refit.
 
     Args:
-        ridge: that did best; None if the weights stay as they were, because with every ridge the model does worse.
-        reached: the main metric on the selection split with it.
-        tried: the same with each ridge.
-        unrefitted: the same with the mask alone.
-        cost: of all of them.
+        ridge: The best ridge. None if the model is worse with every ridge, so that the weights stay.
+        reached: The main metric on the selection split with it.
+        tried: The metric with each ridge.
+        unrefitted: The metric with the mask alone.
+        cost: The cost of all of them.
     """
 
     ridge: float | None
@@ -39,24 +39,24 @@ class Refit:
     cost: Cost
 
     def as_plain(self, search: RefitSearch) -> dict[str, Any]:
-        """As JSON, with what was searched."""
+        """Return JSON with the options of the search."""
         return {"search": asdict(search), **self.as_result()}
 
     def as_result(self) -> dict[str, Any]:
-        """As JSON, as an experiment keeps it."""
+        """Return the JSON of an experiment."""
         return {"ridge": self.ridge, "tried": self.tried, "unrefitted": self.unrefitted, **self.cost.as_row()}
 
 
 def best_refit_(subject: ScoringContext, mask: Tensor, search: RefitSearch, dense: Mapping[str, Tensor]) -> Refit:
-    """Refit weights with every ridge, and leave those of the best, the first of equals.
+    """Refit weights with every ridge, and keep those of the best one, the first of equals.
 
-    The weights stay as they were where every refit does worse on the selection split than the mask alone.
+    The weights stay where every refit does worse on the selection split than the mask alone.
 
     Args:
-        subject: with the weights to refit, which are changed.
+        subject: The model with the weights to refit. They are changed.
         mask: 0/1 ``[gates]``.
-        search: the ridges, and what they are fitted on.
-        dense: parameters of the dense model by their names in the subject's, which are the aim.
+        search: The ridges and the data to fit on.
+        dense: The parameters of the dense model by name, whose outputs are the aim.
     """
     (only,) = best_refits_(subject, [mask], search, dense)
     return only
@@ -65,7 +65,7 @@ def best_refit_(subject: ScoringContext, mask: Tensor, search: RefitSearch, dens
 def best_refits_(
     subject: ScoringContext, masks: Sequence[Tensor], search: RefitSearch, dense: Mapping[str, Tensor]
 ) -> list[Refit]:
-    """The same with each of several masks, of all of which the weights of the best stay; how it went for each mask."""
+    """Refit for each mask, keep the weights of the best one, and return the result of each mask."""
     start = copied_weights(subject)
     done, best, best_gain = list[Refit](), start, -math.inf
 
@@ -87,10 +87,12 @@ def best_refits_(
         reached = max(tried, key=gain)
         taken: float | None = search.ridges[tried.index(reached)]
         if gain(reached) < gain(unrefitted) or gain(reached) == -math.inf:
-            _say(
+            notice = (
                 f"{subject.task.main_metric} on the selection split is {unrefitted:.4f} with the mask of {int(mask.sum())} "
                 f"alone and {reached:.4f} after the best refit, so the weights stay as they were"
             )
+            with progress.paused():
+                rank_zero_only(Console().print)(notice, markup=False, highlight=False, soft_wrap=True)
             taken, reached = None, unrefitted
             if gain(unrefitted) > best_gain:
                 best, best_gain = start, gain(unrefitted)
@@ -102,15 +104,14 @@ def best_refits_(
 def refitted_to_best_(
     subject: ScoringContext, masks: Sequence[Tensor], dense: Mapping[str, Tensor]
 ) -> tuple[Tensor, dict[str, Any]]:
-    """A run's own refit: weights are refitted to each of several masks, and those of the mask stay whose refit does best on the
-    selection split, the first of equals.
+    """Refit weights to several masks, and keep the weights of the best one on the selection split, the first of equals.
 
     Args:
-        subject, dense: as for :func:`best_refit_`.
+        subject, dense: See :func:`best_refit_`.
         masks: 0/1 ``[gates]``.
 
     Returns:
-        That mask; and as JSON how weights were refitted to it and, in ``others``, to the other masks.
+        The best mask, and the JSON of its refit, with the refits of the other masks under ``others``.
     """
     search, different = RefitSearch(), list({tuple(mask.tolist()): mask for mask in masks}.values())
     done = best_refits_(subject, different, search, dense)
@@ -120,13 +121,8 @@ def refitted_to_best_(
     return different[taken], own | {"others": plain}
 
 
-def _say(notice: str) -> None:
-    with progress.paused():
-        rank_zero_only(Console().print)(notice, markup=False, highlight=False, soft_wrap=True)
-
-
 def quality(subject: ScoringContext, mask: Tensor) -> float:
-    """The main metric on the selection split with a mask ``[gates]``, of all processes together."""
+    """Return the main metric of all processes on the selection split with a mask ``[gates]``."""
     loader, limit = subject.data.val_dataloader(), subject.trainer.limit_val_batches
     batches = limit if isinstance(limit, int) else int(limit * len(loader))
     metrics = subject.task.metrics("select").to(subject.device)
@@ -138,11 +134,11 @@ def quality(subject: ScoringContext, mask: Tensor) -> float:
 
 
 def copied_weights(subject: ScoringContext) -> dict[str, Tensor]:
-    """The subject's parameters by name, as copies on the CPU."""
+    """Return copies of the parameters on the CPU, by name."""
     return {name: parameter.detach().to("cpu", copy=True) for name, parameter in subject.backbone.named_parameters()}
 
 
 def use_weights_(subject: ScoringContext, weights: Mapping[str, Tensor]) -> None:
-    """Put what :func:`copied_weights` has kept back in place."""
+    """Restore the weights that :func:`copied_weights` returned."""
     for name, parameter in subject.backbone.named_parameters():
         parameter.data.copy_(weights[name])

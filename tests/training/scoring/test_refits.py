@@ -57,26 +57,35 @@ def test_the_best_ridge_is_taken_and_its_weights_stay():
 RIDGES = [0.25, 1.0, 4.0]
 
 
-@pytest.mark.parametrize("lower_is_better", [False, True])
-@pytest.mark.parametrize("reached", [[3, 2, 1], [1, 3, 2], [1, 2, 3], [2, 1, 2], [-2, -3, -1], [0, 0, 0]])
-@pytest.mark.parametrize("place", [0, 1])
-def test_the_weights_that_stay_are_those_of_the_best_ridge(monkeypatch, place, reached, lower_is_better):
-    """With a refit that adds the ridge to all weights, and qualities that all differ: the worst would be seen. The other mask
-    is in between. Among equals the first ridge stays."""
-    subject = with_a_selection_split(make_subject())
-    subject.task.lower_is_better = lower_is_better
-    start, fitted = parameters_of(subject), []
-    others = [1.5, 1.5, 1.5]
-    alone = 10 if lower_is_better else -10  # the mask alone is worse than any refit
-    scripted = iter([alone, *reached, alone, *others] if place == 0 else [alone, *others, alone, *reached])
+@pytest.fixture
+def scripted(monkeypatch):
+    """A subject with scripted qualities, whose refit adds the ridge to all weights."""
+    subject, fitted = with_a_selection_split(make_subject()), []
 
     def add(found, mask, dense, *, ridge, rows, feed_forward):
         fitted.append((mask, dense, ridge, rows, feed_forward))
         for parameter in found.backbone.parameters():
             parameter.data.add_(ridge)
 
+    def judged(*qualities):
+        left = list(map(float, qualities))
+        monkeypatch.setattr(refits, "quality", lambda *_: left.pop(0))
+
     monkeypatch.setattr(refits, "refit", add)
-    monkeypatch.setattr(refits, "quality", lambda found, mask: float(next(scripted)))
+    return subject, judged, fitted
+
+
+@pytest.mark.parametrize("lower_is_better", [False, True])
+@pytest.mark.parametrize("reached", [[3, 2, 1], [1, 3, 2], [1, 2, 3], [2, 1, 2], [-2, -3, -1], [0, 0, 0]])
+@pytest.mark.parametrize("place", [0, 1])
+def test_the_weights_that_stay_are_those_of_the_best_ridge(scripted, place, reached, lower_is_better):
+    """All qualities differ, so that the worst would be seen. The other mask is in between. The first of equals stays."""
+    subject, judged, fitted = scripted
+    subject.task.lower_is_better = lower_is_better
+    start = parameters_of(subject)
+    others = [1.5, 1.5, 1.5]
+    alone = 10 if lower_is_better else -10  # the mask alone is worse than any refit
+    judged(*([alone, *reached, alone, *others] if place == 0 else [alone, *others, alone, *reached]))
     masks = [MASK, 1 - MASK] if place == 0 else [1 - MASK, MASK]
     search = RefitSearch(ridges=RIDGES, rows=8, feed_forward=not RefitSearch().feed_forward)
     done = best_refits_(subject, masks, search, start)
@@ -103,31 +112,27 @@ def test_the_weights_that_stay_are_those_of_the_best_ridge(monkeypatch, place, r
         ([math.nan] * 3, None, math.nan),
     ],
 )
-def test_a_refit_whose_quality_is_no_number_is_not_applied(monkeypatch, qualities, ridge, reached):
-    subject = with_a_selection_split(make_subject())
-    dense, left = parameters_of(subject), list(qualities)
-    monkeypatch.setattr(refits, "quality", lambda *_: left.pop(0))
+def test_a_refit_whose_quality_is_no_number_is_not_applied(scripted, qualities, ridge, reached):
+    subject, judged, _ = scripted
+    dense = parameters_of(subject)
+    judged(*qualities)
     found = best_refit_(subject, MASK, RefitSearch(ridges=[0.1, 1.0], rows=8), dense)
     assert found.ridge == ridge
     assert found.reached == pytest.approx(reached, nan_ok=True)
     assert all(torch.equal(tensor, dense[name]) for name, tensor in parameters_of(subject).items()) == (ridge is None)
 
 
-@pytest.mark.parametrize("lower_is_better", [False, True])
-def test_a_refit_that_is_worse_than_none_is_not_applied(monkeypatch, capsys, lower_is_better):
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_refit_that_is_worse_than_none_is_not_applied(scripted, capsys, sign):
     """The selection split judges; an equal refit is applied, and with several masks the best of all stays."""
-    subject = with_a_selection_split(make_subject())
-    subject.task.lower_is_better = lower_is_better
-    sign, dense, search = (-1 if lower_is_better else 1), parameters_of(subject), RefitSearch(ridges=[0.1, 1.0], rows=8)
-
-    def judged(*qualities):
-        left = [sign * one for one in qualities]
-        monkeypatch.setattr(refits, "quality", lambda *_: left.pop(0))
+    subject, judged, _ = scripted
+    subject.task.lower_is_better = sign < 0
+    dense, search = parameters_of(subject), RefitSearch(ridges=[0.1, 1.0], rows=8)
 
     def unchanged():
         return all(torch.equal(tensor, dense[name]) for name, tensor in parameters_of(subject).items())
 
-    judged(0.5, 0.3, 0.4)
+    judged(*(sign * one for one in (0.5, 0.3, 0.4)))
     found = best_refit_(subject, MASK, search, dense)
     assert (found.ridge, found.reached, found.unrefitted) == (None, sign * 0.5, sign * 0.5)
     assert found.tried == [sign * 0.3, sign * 0.4]
@@ -135,33 +140,41 @@ def test_a_refit_that_is_worse_than_none_is_not_applied(monkeypatch, capsys, low
     assert found.as_plain(search) | {"ridge": None, "unrefitted": sign * 0.5} == found.as_plain(search)
     said = f"is {sign * 0.5:.4f} with the mask of 3 alone and {sign * 0.4:.4f} after the best refit, so the weights stay"
     assert said in " ".join(capsys.readouterr().out.split())
-    judged(0.5, 0.3, 0.6, 0.7, 0.1, 0.2)  # the second mask alone is best
+    judged(*(sign * one for one in (0.5, 0.3, 0.6, 0.7, 0.1, 0.2)))  # the second mask alone is best
     first, second = best_refits_(subject, [MASK, 1 - MASK], search, dense)
     assert (first.ridge, second.ridge, second.reached) == (1.0, None, sign * 0.7)
     assert unchanged()
-    judged(0.5, 0.4, 0.2, 0.1, 0.3, 0.1)  # the first mask alone is better than a refit to the second
+    judged(*(sign * one for one in (0.5, 0.4, 0.2, 0.1, 0.3, 0.1)))  # the first mask alone is better than the second's refit
     first, second = best_refits_(subject, [MASK, 1 - MASK], search, dense)
     assert (first.ridge, second.ridge) == (None, 0.1)
     assert unchanged()
     capsys.readouterr()
-    judged(0.5, 0.5, 0.4)
+    judged(*(sign * one for one in (0.5, 0.5, 0.4)))
     assert best_refit_(subject, MASK, search, dense).ridge == 0.1
     assert not unchanged()
     assert "stay as they were" not in capsys.readouterr().out
 
 
+@pytest.fixture
+def small_search(monkeypatch):
+    """The search of a run's own refit."""
+    search = RefitSearch(ridges=[0.01, 1.0], rows=8)
+    monkeypatch.setattr(refits, "RefitSearch", lambda: search)
+    return search
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize("retrain", [1.0, 0.0])
-def test_a_run_refits_between_prune_and_retrain_towards_the_dense_model(retrain):
+def test_a_run_refits_between_prune_and_retrain_towards_the_dense_model(retrain, small_search):
     """As by hand on the weights of that moment, towards those at the end of fine-tuning."""
-    options = {"finetune": 2.0, "learning_rate": 3e-3, "retrain": retrain}
+    options = {"learning_rate": 3e-3, "retrain": retrain}
     plain, data = make_pruner(**options), make_data()
-    make_trainer(limit_val_batches=1.0, max_steps=32).fit(plain, data)  # the end of fine-tuning
+    make_trainer(limit_val_batches=1.0, max_steps=16).fit(plain, data)  # the end of fine-tuning
     kept = parameters_of(ScoringContext(plain, data, make_trainer(limit_val_batches=1.0)))
     pruned = make_pruner(**options)
-    make_trainer(limit_val_batches=1.0, max_steps=48).fit(pruned, make_data())  # the end of the prune phase
+    make_trainer(limit_val_batches=1.0, max_steps=32).fit(pruned, make_data())  # the end of the prune phase
     by_hand = ScoringContext(pruned, data, make_trainer(limit_val_batches=1.0))
-    expected = best_refit_(by_hand, pruned.steering.learned_mask(), RefitSearch(), kept)
+    expected = best_refit_(by_hand, pruned.steering.learned_mask(), small_search, kept)
     refitting = make_pruner(**options, refit=True)
     make_trainer(limit_val_batches=1.0).fit(refitting, make_data())
     assert refitting.refitted["tried"] == expected.tried
@@ -172,8 +185,9 @@ def test_a_run_refits_between_prune_and_retrain_towards_the_dense_model(retrain)
     assert refitting.teacher is None
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("turned", [False, True])
-def test_of_several_masks_the_one_of_the_best_refit_stays_with_its_weights(turned):
+def test_of_several_masks_the_one_of_the_best_refit_stays_with_its_weights(turned, small_search):
     """As by refitting to each of them alone; a mask that is given twice is fitted once."""
     masks = [MASK, 1 - MASK, MASK]
     masks = masks[1::-1] if turned else masks
@@ -183,7 +197,7 @@ def test_of_several_masks_the_one_of_the_best_refit_stays_with_its_weights(turne
     alone = []
     for mask in masks[:2]:
         one = with_a_selection_split(make_subject())
-        alone.append((best_refit_(one, mask, RefitSearch(), dense), parameters_of(one)))
+        alone.append((best_refit_(one, mask, small_search, dense), parameters_of(one)))
     best = max((0, 1), key=lambda number: max(map(subject.task.gain, alone[number][0].tried)))
     assert torch.equal(taken, masks[best])
     assert (plain["tried"], plain["ridge"]) == (alone[best][0].tried, alone[best][0].ridge)
