@@ -74,7 +74,7 @@ def test_the_ideal_is_that_of_the_operations_worked_out_by_hand():
     assert pruned.profile_token(SETTING, Size(2, 8), 0.125, tokens=3)["products_ms"] > 0
 
 
-@pytest.mark.integration
+@pytest.mark.nightly
 def test_jobs_prune_and_passes_are_counted(monkeypatch):
     assert sum(site.heads for site in find_attention(steps.prepare_job(SETTING, SIZE, 6)())) == 4
     monkeypatch.setattr(growth, "SIZE", Size(2, 8))

@@ -214,5 +214,5 @@ def test_what_killed_processes_left_in_a_run_goes_when_it_goes_on(tmp_path):
 @pytest.mark.parametrize("text", ["a: &a [*a]\n", "x" * 1_000_001, "[" * 100, "[]\n", "\udce9"])
 def test_the_configuration_of_a_run_is_read_within_limits(text, tmp_path):
     (tmp_path / "config.yaml").write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(GateError, match=r"config.yaml' cannot be read .*; begin the run anew"):
+    with pytest.raises(GateError, match=r"config.yaml' cannot be read .*; start a new run"):
         check_same_options(RunDirectory(tmp_path, resumes=True), "seed: 1\n")
