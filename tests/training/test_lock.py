@@ -134,7 +134,7 @@ def test_every_command_that_writes_there_ends_with_one_sentence(name, hold, full
 
 @pytest.mark.nightly
 def test_a_run_that_was_killed_is_resumed_at_once(tmp_path):
-    given = ["--config", write_config(tmp_path), "--run_dir", "run", "--data.num_workers", "1"]
+    given = ["--config", write_config(tmp_path), "--run_dir", "run"]
     moment = Moment("training.pruner.module:HeadPruner.optimizer_step", 2)
     assert fit(given, tmp_path, moment)[0] == -signal.SIGKILL
     assert (tmp_path / "run" / LOCK).is_file()

@@ -26,7 +26,7 @@ T = TypeVar("T")
 INTERVAL = 30.0
 """Seconds between two lines about a stage without a terminal. A stage that takes longer also has a line at its end."""
 REFRESH = 0.2
-"""Seconds between two evaluations of a stage's facts in a terminal."""
+"""Seconds between two updates of a stage's bar in a terminal."""
 Facts = Callable[[], str]
 """A function that returns more about a stage, such as ``loss 0.31``. It is called only when the stage is shown."""
 
@@ -43,7 +43,7 @@ class Stage:
 
     def __init__(self, display: Display, name: str, total: float | None, done: float) -> None:
         self.display, self.name, self.total, self.done, self.before = display, name, total, done, done
-        self.item, self.began = "", display.clock()
+        self.item, self.began, self.shown = "", display.clock(), -REFRESH
         self._facts: Facts | None = None
         self._known = ""
 
@@ -59,7 +59,7 @@ class Stage:
 
     def work_on(self, item: str) -> None:
         """Name the piece that is under way, until it is done."""
-        self.item = item
+        self.item, self.shown = item, -REFRESH
         self.display.changed(self)
 
     def end(self, *, completed: bool = True) -> None:
@@ -71,11 +71,6 @@ class Stage:
         """What is done and known, such as ``comparison 3/22: his at 18 heads``. The piece under way counts."""
         if self._facts is not None:
             self._known, self._facts = self._facts(), None
-        return self.known
-
-    @property
-    def known(self) -> str:
-        """The same with the facts of the last evaluation."""
         count = "" if self.total is None else f" {int(self.done) + bool(self.item)}/{self.total:g}"
         return f"{self.name}{count}" + f": {self.item}" * bool(self.item) + f", {self._known}" * bool(self._known)
 
@@ -161,7 +156,6 @@ class LiveBars(Display):
         self.console = console
         self._bars: Progress | None = None
         self._tasks: dict[Stage, TaskID] = {}
-        self._looked: dict[Stage, float] = {}
 
     def show_begin(self, stage: Stage) -> None:
         if self._bars is None:
@@ -170,17 +164,13 @@ class LiveBars(Display):
         self._tasks[stage] = self._bars.add_task(self._indented(stage), total=stage.total, completed=stage.done)  # type: ignore[arg-type]
 
     def changed(self, stage: Stage) -> None:
-        if self._bars is None or stage not in self._tasks:
-            return
-        if self.clock() - self._looked.get(stage, -REFRESH) >= REFRESH:
-            self._looked[stage] = self.clock()
-            _ = stage.text  # evaluates the facts
-        self._bars.update(self._tasks[stage], completed=stage.done, description=self._indented(stage))
+        if self._bars is not None and stage in self._tasks and self.clock() - stage.shown >= REFRESH:
+            stage.shown = self.clock()
+            self._bars.update(self._tasks[stage], completed=stage.done, description=self._indented(stage))
 
     def show_end(self, stage: Stage, *, completed: bool) -> None:
         assert self._bars is not None
         self._bars.remove_task(self._tasks.pop(stage))
-        self._looked.pop(stage, None)
         if not self.stages:
             self._bars.stop()
             self._bars = None
@@ -200,7 +190,7 @@ class LiveBars(Display):
             self._bars.start()
 
     def _indented(self, stage: Stage) -> str:
-        return "  " * self.stages.index(stage) + stage.known
+        return "  " * self.stages.index(stage) + stage.text
 
     def _new_bars(self) -> Progress:
         return Progress(

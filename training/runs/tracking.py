@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import re
@@ -12,7 +11,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from http.client import HTTPException
 from importlib import metadata
@@ -223,11 +222,11 @@ def machine() -> dict[str, str | int]:
 def code_version() -> dict[str, str]:
     """Return the package's version and, in a git checkout, the commit."""
     described: dict[str, str] = {}
-    with contextlib.suppress(metadata.PackageNotFoundError):
+    with suppress(metadata.PackageNotFoundError):
         described["version"] = metadata.version("head-gates")
     if not (Path(__file__).parents[2] / ".git").exists():
         return described
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+    with suppress(OSError, subprocess.CalledProcessError):
         described["commit"] = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     return described
