@@ -560,23 +560,14 @@ def test_nan_keeps_the_last_good_checkpoint(tmp_path, capsys, monkeypatch):
     assert main([*arguments, "--existing", "resume"]) == 0
 
 
-@pytest.mark.parametrize(
-    ("changed", "named"),
-    [
-        (["--seed", "5"], "seed was 0 and is 5 now"),
-        (["--model.budget", "2"], "model.budget was 3 and is 2 now"),
-        (["--data.train_rows", "128"], "data.init_args.train_rows was 256 and is 128 now"),
-        (["--trainer.gradient_clip_val", "2"], "trainer.gradient_clip_val was 1.0 and is 2"),
-    ],
-)
-def test_a_run_is_not_resumed_with_other_options(changed, named, full_run, tmp_path, capsys):
+def test_a_run_is_not_resumed_with_other_options(full_run, tmp_path, capsys):
     """A checkpoint of one configuration would go on, and be described, as another's."""
-    shutil.copytree(full_run[0], tmp_path / "run")
-    before = (tmp_path / "run" / "config.yaml").read_text()
-    arguments = ["--config", str(tmp_path / "run" / "config.yaml"), "--run_dir", str(tmp_path / "run"), "--existing", "resume"]
-    assert main([*arguments, *changed]) == 2
-    assert named in capsys.readouterr().err
-    assert (tmp_path / "run" / "config.yaml").read_text() == before
+    run = shutil.copytree(full_run[0], tmp_path / "run")
+    before = (run / "config.yaml").read_text()
+    arguments = ["--config", str(run / "config.yaml"), "--run_dir", str(run), "--existing", "resume"]
+    assert main([*arguments, "--data.train_rows", "128"]) == 2
+    assert "data.init_args.train_rows was 256 and is 128 now" in capsys.readouterr().err
+    assert (run / "config.yaml").read_text() == before
 
 
 @pytest.mark.integration

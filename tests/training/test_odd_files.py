@@ -74,6 +74,7 @@ def test_a_run_whose_directory_is_named_like_a_checkpoint(full_run, tmp_path, ca
     assert "y.ckpt' does not exist" in capsys.readouterr().err
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("at", ["training.comparison.run:write_run", "training.pruner.module:HeadPruner.optimizer_step"])
 def test_a_run_that_is_told_to_end_ends_as_after_ctrl_c(at, tmp_path):
     """As a scheduler tells it, while it trains and when it does not: its lock goes, and it says how to go on."""
