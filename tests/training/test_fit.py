@@ -290,30 +290,6 @@ def assert_same_tables(run, other):
     assert (run / "masks.json").read_text() == (other / "masks.json").read_text()
 
 
-@pytest.mark.nightly
-def test_killed_in_its_comparison_it_goes_on_there(tmp_path, full_run, monkeypatch):
-    """The fourth training, that of the second ranking, is killed after 13 of its 32 steps: the first three are not made again,
-    and it goes on from its last checkpoint to the tables of a run that nobody killed."""
-    arguments = ["--config", write_config(tmp_path), "--run_dir", str(tmp_path / "run"), "--compare", "full"]
-    arguments += ["--curve", "[0.5, 0.25]"]
-    assert stops.fit(arguments, tmp_path, Moment(STEP, 48 + 32 + 32 + 14))[0] == -signal.SIGKILL
-    assert (tmp_path / "run" / "checkpoints" / "final.ckpt").is_file()
-    assert not (tmp_path / "run" / "comparison.csv").exists()
-    finished = {path.name for path in (tmp_path / "run" / "experiments").glob("[!.]*") if (path / "result.json").is_file()}
-    before = {name: (tmp_path / "run" / "experiments" / name / "result.json").stat().st_mtime_ns for name in finished}
-    started = count_trainings(monkeypatch)
-    assert main([*arguments, "--existing", "resume"]) == 0
-    table = pd.read_csv(full_run[0] / "comparison.csv")
-    retrained = set(table[table["stage"] == "retrained"]["experiment"])
-    assert len(retrained & finished) == 3  # learned, dense and the first ranking
-    assert len(started) == len(retrained) - 3
-    assert Path(started[0]).name == "last.ckpt"
-    assert all(Path(path).name == "weights.ckpt" for path in started[1:])
-    after = {name: (tmp_path / "run" / "experiments" / name / "result.json").stat().st_mtime_ns for name in finished}
-    assert after == before
-    assert_same_tables(tmp_path / "run", full_run[0])
-
-
 @pytest.mark.integration
 def test_a_finished_run_that_is_resumed_trains_nothing(tmp_path, full_run, monkeypatch):
     """Whatever of its tables was lost is written again."""
@@ -482,7 +458,7 @@ HUB = ["--model.from_scratch", "null", "--model.backbone"]
         (["--ckpt_path", "FOLDER/none.ckpt"], "none.ckpt"),
         (["--ckpt_path", "FOLDER/text.ckpt"], "text.ckpt"),
         (["--ckpt_path", "RUN/checkpoints/final.ckpt"], "weights only"),
-        (["--ckpt_path", "RUN/checkpoints/last.ckpt", "--model.from_scratch.num_hidden_layers", "1"], "8 gates"),
+        (["--ckpt_path", "RUN/checkpoints/dense.ckpt", "--model.from_scratch.num_hidden_layers", "1"], "8 gates"),
         (["--trainer.accelerator", "tpu"], "--trainer"),
         (["--data.train_rows", "0"], "train_rows is 0"),
         (["--run_dir", "FOLDER/text.ckpt/run"], "text.ckpt"),

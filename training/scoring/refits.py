@@ -87,12 +87,10 @@ def best_refits_(
         reached = max(tried, key=gain)
         taken: float | None = search.ridges[tried.index(reached)]
         if gain(reached) < gain(unrefitted) or gain(reached) == -math.inf:
-            notice = (
+            _say(
                 f"{subject.task.main_metric} on the selection split is {unrefitted:.4f} with the mask of {int(mask.sum())} "
                 f"alone and {reached:.4f} after the best refit, so the weights stay as they were"
             )
-            with progress.paused():
-                rank_zero_only(Console().print)(notice, markup=False, highlight=False, soft_wrap=True)
             taken, reached = None, unrefitted
             if gain(unrefitted) > best_gain:
                 best, best_gain = start, gain(unrefitted)
@@ -119,6 +117,11 @@ def refitted_to_best_(
     plain = [one.as_plain(search) | {"mask": mask.tolist()} for mask, one in zip(different, done, strict=True)]
     own = plain.pop(taken := gains.index(max(gains)))
     return different[taken], own | {"others": plain}
+
+
+def _say(notice: str) -> None:
+    with progress.paused():
+        rank_zero_only(Console().print)(notice, markup=False, highlight=False, soft_wrap=True)
 
 
 def quality(subject: ScoringContext, mask: Tensor) -> float:
