@@ -38,7 +38,12 @@ class LLM:
 
 @pytest.mark.parametrize(
     ("name", "refused"),
-    [("Llama", ["by layer"]), ("Bert", ["stock", "by layer", "padded"]), ("NomicBert", ["by layer"]), *((n, []) for n in OWN)],
+    [
+        ("Llama", ["by layer"]),
+        ("Bert", ["stock", "by layer", "padded"]),
+        ("NomicBert", ["by layer"]),
+        *(pytest.param(n, [], marks=pytest.mark.integration) for n in OWN),
+    ],
 )
 def test_routes(name, refused):
     (architecture,) = (row for row in routes.ARCHITECTURES if row.name == name)

@@ -215,11 +215,6 @@ class RunDirectory:
         return cls(chosen)
 
     @classmethod
-    def of_other_process(cls, path: str | None, name: str, existing: Existing) -> RunDirectory:
-        """Return the directory that the first of several processes has claimed."""
-        return cls(Path("runs") / name if path is None else Path(path), resumes=existing == "resume")
-
-    @classmethod
     def finished(cls, path: str | os.PathLike[str]) -> RunDirectory:
         """Return the directory of a run that has ended.
 
@@ -337,10 +332,10 @@ def locked_directory(options: RunOptions) -> Iterator[tuple[RunDirectory, bool]]
         GateError: If it is taken, or another process is at work there.
     """
     if not is_first_process(os.environ):
-        if RUN_DIR_OF_FIRST not in os.environ and options.run_dir is None:
-            raise GateError("started by torchrun or a cluster, all processes need the same --run_dir; give one")
         path = os.environ.get(RUN_DIR_OF_FIRST) or options.run_dir
-        yield RunDirectory.of_other_process(path, options.name, options.existing), False
+        if path is None:
+            raise GateError("started by torchrun or a cluster, all processes need the same --run_dir; give one")
+        yield RunDirectory(Path(path), resumes=options.existing == "resume"), False
         return
     name = options.name
     if "WANDB_SWEEP_ID" in os.environ and "WANDB_RUN_ID" in os.environ:  # agents start together
