@@ -12,7 +12,7 @@ import yaml
 from gates.errors import GateError, first_line
 from training.config import RunOptions
 from training.config.yaml_text import read_yaml
-from training.runs.directory import CONFIG, METRICS, RunDirectory
+from training.runs.directory import AT_THE_END, CONFIG, METRICS, RunDirectory
 from training.runs.hashing import key_of
 from training.runs.stored import read_json
 
@@ -69,7 +69,7 @@ FREE_WHEN_RESUMED = (
     "ckpt_path",  # checked by checkpoint_of
     "save_every",
     "data.init_args.num_workers",  # a batch is a function of seed and step
-    "compare", "retrained", "from_scratch", "from_scratch_epochs", "from_scratch_learning_rate", "curve",  # after training
+    *AT_THE_END,
 )  # fmt: skip
 """Options, or beginnings of them, that change no result of the training, so that a resumed run may have others."""
 FORMAT = 8
