@@ -65,6 +65,7 @@ def test_the_definition_is_the_entropy_under_every_mask(mask):
     torch.testing.assert_close(scores.explicit_entropy(query, key, 0.5), expected)
 
 
+@pytest.mark.integration
 def test_the_ideal_is_that_of_the_operations_worked_out_by_hand():
     """A head of 16 has 2 * 16 * 64 * 16 operations in each of four projections of 16 tokens, and twice 2 * 16 * 16 * 16 in its
     two products."""
@@ -74,7 +75,7 @@ def test_the_ideal_is_that_of_the_operations_worked_out_by_hand():
     assert pruned.profile_token(SETTING, Size(2, 8), 0.125, tokens=3)["products_ms"] > 0
 
 
-@pytest.mark.integration
+@pytest.mark.nightly
 def test_jobs_prune_and_passes_are_counted(monkeypatch):
     assert sum(site.heads for site in find_attention(steps.prepare_job(SETTING, SIZE, 6)())) == 4
     monkeypatch.setattr(growth, "SIZE", Size(2, 8))

@@ -38,7 +38,12 @@ class LLM:
 
 @pytest.mark.parametrize(
     ("name", "refused"),
-    [("Llama", ["by layer"]), ("Bert", ["stock", "by layer", "padded"]), ("NomicBert", ["by layer"]), *((n, []) for n in OWN)],
+    [
+        ("Llama", ["by layer"]),
+        ("Bert", ["stock", "by layer", "padded"]),
+        ("NomicBert", ["by layer"]),
+        *(pytest.param(n, [], marks=pytest.mark.integration) for n in OWN),
+    ],
 )
 def test_routes(name, refused):
     (architecture,) = (row for row in routes.ARCHITECTURES if row.name == name)
@@ -69,7 +74,14 @@ def pruned():
 
 @pytest.mark.integration
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", [name for name in runtimes.RUNTIMES if not any(part in name for part in COSTLY)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.nightly if "torch.export" in name else ())
+        for name in runtimes.RUNTIMES
+        if not any(part in name for part in COSTLY)
+    ],
+)
 def test_runtimes(pruned, name):
     """All run all models, except for continuous batching with uneven heads. Kernels of int4 may need other devices."""
     run, *packages = runtimes.RUNTIMES[name]
@@ -111,7 +123,7 @@ def test_vllm_in_another_interpreter(tmp_path, monkeypatch):
     assert list(heads_by_layer({"10.x": {"heads": 3, "kv_heads": 1}})["per_layer_config"]) == [10]
 
 
-@pytest.mark.integration
+@pytest.mark.nightly
 def test_speed(tmp_path, monkeypatch):
     """Medians of calls in turn by a clock that only the writers move; a writer that fails is not called again."""
     heads = {name: [site.heads for site in find_attention(load_pruned(one))] for name, one in speed.exports(tmp_path).items()}

@@ -1,24 +1,28 @@
 """Runs that many tests read and none writes to."""
 
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from types import SimpleNamespace
 
 import pytest
 
-from tests.training.runs import run_fit, shared_folder, write_config
+from tests.training.runs import shared_folder, write_config
 from training.commands.table import run_command
 from training.comparison.methods import RIVALS
 
 
 @pytest.fixture(scope="session")
 def full_run(tmp_path_factory):
-    """One full run, compared, exported and logged to W&B offline, in a process of its own; what it said."""
+    """One full run, compared, exported and logged to W&B offline; what it said."""
 
     def make(folder):
         arguments = ["--config", write_config(folder), "--run_dir", "run", "--compare", "full", "--wandb.mode", "auto"]
-        done = run_fit(*arguments, "--curve", "[0.5, 0.25]", cwd=folder)
-        assert done.returncode == 0, done.stderr[-3000:]
-        for name in ("stdout", "stderr"):
-            (folder / name).write_text(getattr(done, name))
+        with pytest.MonkeyPatch.context() as patch, ExitStack() as said:
+            patch.chdir(folder)
+            patch.setenv("WANDB_MODE", "offline")
+            for name, redirected in (("stdout", redirect_stdout), ("stderr", redirect_stderr)):
+                said.enter_context(redirected(said.enter_context((folder / name).open("w"))))
+            code = run_command("fit", [*arguments, "--curve", "[0.5, 0.25]"])
+        assert code == 0, (folder / "stderr").read_text()
 
     folder = shared_folder(tmp_path_factory, "full", make)
     return folder / "run", SimpleNamespace(**{name: (folder / name).read_text() for name in ("stdout", "stderr")})

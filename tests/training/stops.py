@@ -68,6 +68,7 @@ def fit(arguments: list[str], folder: Path, moment: Moment | None = None, sign: 
 
 def _fit(arguments: list[str], folder: Path, errors: Path, moment: Moment | None, sign: int) -> None:
     os.chdir(folder)
+    os.environ.pop("WANDB_SERVICE", None)  # that of the tests' own process, which would outlive this one
     for number, path in ((1, os.devnull), (2, errors)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -116,24 +116,29 @@ def names_of(path):
     return [path.parent.name if path.parent.parent.name == "experiments" else path.name]
 
 
+def hold_damaged(tally, kind, folder, patterns, name, work, right, *, optional=()):
+    """Do some work with each file that patterns find damaged in every way. ``right`` judges the result of work that ends well.
+
+    Files in ``optional`` may be missing.
+    """
+    for pattern in patterns:
+        for path, damage in damaged_files(folder, pattern, name):
+            if damage != GONE or pattern not in optional:
+                ended = held(work)
+                outcome = ended.outcome(partial(right, ended, damage), names_of(path))
+                tally.add(f"damaged files: {kind}", outcome, f"{pattern}, {damage}", ended)
+
+
 # -- damaged files of a run, and the commands that read them ------------------------------------------------------
 
-SUMMARIES = {
-    "summary": (["--metric", "test_accuracy"], ["metrics.json", "comparison.csv"]),
-    "verdict": (["--verdict"], ["verdict.md"]),
-}
 
-
-@pytest.mark.parametrize("name", SUMMARIES)
-def test_summaries_of_damaged_tables(name, run, tally):
-    more, files = SUMMARIES[name]
+@pytest.mark.parametrize(
+    ("more", "files"), [(["--metric", "test_accuracy"], ["metrics.json", "comparison.csv"]), (["--verdict"], ["verdict.md"])]
+)
+def test_summaries_of_damaged_tables(more, files, run, tally):
     command = partial(run_command, "summary", [str(run), *more])
     expected = held(command).out
-    for pattern in files:
-        for path, damage in damaged_files(run, pattern, name):
-            ended = held(command)
-            tally.add(f"damaged files: {name}", ended.outcome(lambda: ended.out == expected, names_of(path)),  # noqa: B023
-                      f"{pattern}, {damage}", ended)  # fmt: skip
+    hold_damaged(tally, "summary", run, files, "summary", command, lambda ended, _: ended.out == expected)
 
 
 def plain(value):
@@ -161,63 +166,40 @@ def test_reports_of_damaged_tables(run, tally):
         with damaged_runs_refused([str(run)]):
             found["contents"] = read_contents(run)
 
+    def right(ended, damage):
+        return plain(found["contents"]) == expected or (damage == GONE and found["contents"].missing)
+
     read()
     expected = plain(found["contents"])
-    for pattern in files:
-        for path, damage in damaged_files(run, pattern, "report"):
-            ended = held(read)
-
-            def right():
-                return plain(found["contents"]) == expected or (damage == GONE and found["contents"].missing)  # noqa: B023
-
-            if damage == GONE and pattern in ("metrics.csv", "verdict.md"):  # which a report can do without
-                continue
-            tally.add("damaged files: report", ended.outcome(right, names_of(path)), f"{pattern}, {damage}", ended)
+    hold_damaged(tally, "report", run, files, "report", read, right, optional=("metrics.csv", "verdict.md"))
 
 
 OF_RANKING = ["export/config.json", "export/tokenizer.json", "scores.csv", "checkpoints/final.ckpt"]
-EXPORTS = {
-    "of a ranking": (["--budget", "2"], OF_RANKING),
-    "as it was": ([], ["masks/learned.json", "metrics.json", "export/mask.json", "export/tokenizer_config.json"]),
-}
+AS_IT_WAS = ["masks/learned.json", "metrics.json", "export/mask.json", "export/tokenizer_config.json"]
+EXPORT, ANALYZE = ["export", "--format", "masked", "--output"], ["analyze", "--experiments", "ablate", "--run_dir"]
 
 
-@pytest.mark.parametrize("name", EXPORTS)
-def test_exports_of_damaged_runs(name, run, tally, tmp_path):
-    more, files = EXPORTS[name]
+@pytest.mark.parametrize(
+    ("kind", "line", "more", "files"),
+    [
+        ("export", EXPORT, ["--budget", "2"], OF_RANKING),
+        ("export", EXPORT, [], AS_IT_WAS),
+        ("analyze", ANALYZE, [], ["checkpoints/dense.ckpt", "config.yaml"]),
+    ],
+)
+def test_outputs_of_damaged_runs(kind, line, more, files, run, tally, tmp_path):
+    output = tmp_path / "output"
 
-    def export(output):
-        return run_command("export", [str(run), "--format", "masked", *more, "--output", str(output)])
+    def work():
+        shutil.rmtree(output, ignore_errors=True)
+        return run_command(line[0], [str(run), *line[1:], str(output), *more])
 
-    assert export(tmp_path / "right") == 0
-    expected = files_of(tmp_path / "right")
-    for number, pattern in enumerate(files):
-        for path, damage in damaged_files(run, pattern, name):
-            output = tmp_path / f"{number} {damage}"
-            ended = held(lambda: export(output))  # noqa: B023
+    def result():
+        return files_of(output) if kind == "export" else (output / "ablate.csv").read_bytes()
 
-            def right():
-                return files_of(output) == expected  # noqa: B023
-
-            tally.add("damaged files: export", ended.outcome(right, names_of(path)), f"{pattern}, {damage}", ended)
-            shutil.rmtree(output, ignore_errors=True)
-
-
-def test_analyses_of_damaged_runs(run, tally, tmp_path):
-    def analyze(output):
-        return run_command("analyze", [str(run), "--experiments", "ablate", "--run_dir", str(output)])
-
-    assert analyze(tmp_path / "right") == 0
-    expected = (tmp_path / "right" / "ablate.csv").read_bytes()
-    for number, pattern in enumerate(["checkpoints/dense.ckpt", "config.yaml"]):
-        for path, damage in damaged_files(run, pattern, "analyze"):
-            output = tmp_path / f"{number} {damage}"
-            ended = held(lambda: analyze(output))  # noqa: B023
-
-            def right():
-                return (output / "ablate.csv").read_bytes() == expected  # noqa: B023
-
-            tally.add("damaged files: analyze", ended.outcome(right, names_of(path)), f"{pattern}, {damage}", ended)
+    assert work() == 0
+    expected = result()
+    hold_damaged(tally, kind, run, files, kind, work, lambda *_: result() == expected)
 
 
 RESUMED = ["finished.json", "metrics.csv", "config.yaml", "run_inputs.json", "checkpoints/final.ckpt", "checkpoints/dense.ckpt",
@@ -283,15 +265,11 @@ def test_pruned_models_with_damaged_files(name, run, tally):
     """A model that is loaded computes what the undamaged one does."""
     folder, ids = run / "export", torch.arange(8)[None]
     with torch.no_grad():
-        expected = load_pruned(folder).eval()(input_ids=ids).logits
-
-        def right():
-            return torch.equal(found["model"].eval()(input_ids=ids).logits, expected)
-
-        found = {}
-        for path, damage in damaged_files(folder, name, "load_pruned"):
-            ended = held(lambda: found.update(model=load_pruned(folder)))
-            tally.add("damaged files: load_pruned", ended.outcome(right, names_of(path)), f"{name}, {damage}", ended)
+        expected, found = load_pruned(folder).eval()(input_ids=ids).logits, {}
+        hold_damaged(
+            tally, "load_pruned", folder, [name], "load_pruned", lambda: found.update(model=load_pruned(folder)),
+            lambda *_: torch.equal(found["model"].eval()(input_ids=ids).logits, expected),
+        )  # fmt: skip
 
 
 def stated_mask(content, sites):

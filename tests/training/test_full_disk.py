@@ -118,6 +118,7 @@ def limited(folder, given, size):
     sys.exit(code)
 
 
+@pytest.mark.integration
 def test_a_checkpoint_that_is_too_large_for_its_place_is_named(tmp_path):
     """The same for everybody: the system says it where the limit is one of the process."""
     assert in_a_process(limited, tmp_path, arguments(tmp_path), 60_000) == 2

@@ -204,7 +204,7 @@ def two_tasks(folder, *command):
     return [(task.returncode, *text) for task, text in zip(tasks, said, strict=True)]
 
 
-@pytest.mark.integration
+@pytest.mark.nightly
 def test_torchrun_makes_one_training_in_a_folder_that_it_finds_itself(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone", "-m", "training.fit"]
     process = started([*command, "--config", write_config(tmp_path), "--compare", "posthoc", "--curve", "[]"], tmp_path)
@@ -217,7 +217,7 @@ def test_torchrun_makes_one_training_in_a_folder_that_it_finds_itself(tmp_path):
     assert (tmp_path / "runs" / "tiny" / "finished.json").is_file()
 
 
-@pytest.mark.integration
+@pytest.mark.nightly
 def test_tasks_of_slurm_make_one_training_and_hear_the_same_refusals(tmp_path):
     arguments = ["training.fit", "--config", write_config(tmp_path), "--run_dir", "run"]
     found = two_tasks(tmp_path, *arguments)

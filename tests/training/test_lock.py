@@ -4,22 +4,24 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 import yaml
+from filelock import FileLock
 
 from gates.errors import GateError
 from tests.training.runs import write_config
+from tests.training.stops import Moment, fit
 from training.commands.table import run_command
 from training.config import RunOptions
 from training.runs.directory import LOCK, is_abandoned, locked_directory, only_writer, refuse_busy, writing_to
 
 HOLDER = """
 import sys, time
-from pathlib import Path
-from training.runs.directory import only_writer
-with only_writer(Path(sys.argv[1])):
+from filelock import FileLock
+with FileLock(sys.argv[1]):
     print("held", flush=True)
     time.sleep(600)
 """
@@ -27,19 +29,14 @@ with only_writer(Path(sys.argv[1])):
 
 @pytest.fixture
 def hold():
-    """Lets another process be at work in a directory."""
-    holders = []
+    """Lock directories, as another command does that is at work there."""
+    with ExitStack() as held:
 
-    def hold(folder):
-        holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE, text=True)
-        holders.append(holder)
-        assert holder.stdout.readline() == "held\n"
-        return holder
+        def hold(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            return held.enter_context(FileLock(folder / LOCK))
 
-    yield hold
-    for holder in holders:
-        holder.kill()
-        holder.communicate()
+        yield hold
 
 
 @pytest.fixture(autouse=True)
@@ -47,15 +44,15 @@ def impatient(monkeypatch):
     monkeypatch.setattr("training.runs.directory.WAIT", 0.2)
 
 
-def test_the_second_writer_is_refused_and_the_lock_ends_with_its_process(hold, tmp_path):
-    holder = hold(tmp_path)
-    with pytest.raises(GateError, match="another process is at work"), only_writer(tmp_path):
-        pytest.fail("two at once")
-    with pytest.raises(GateError, match="another process is at work"):
-        refuse_busy(tmp_path)
-    assert not is_abandoned(tmp_path)
-    holder.kill()
-    holder.wait()
+def test_the_second_writer_is_refused_and_the_lock_ends_with_its_process(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path / LOCK)], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(GateError, match="another process is at work"), only_writer(tmp_path):
+            pytest.fail("two at once")
+        with pytest.raises(GateError, match="another process is at work"):
+            refuse_busy(tmp_path)
+        assert not is_abandoned(tmp_path)
+        holder.kill()
     refuse_busy(tmp_path)
     assert is_abandoned(tmp_path)
     with only_writer(tmp_path):
@@ -77,11 +74,10 @@ def test_runs_without_a_directory_that_start_together_get_numbers(hold, tmp_path
     """Also while the first has written nothing yet; what one left that was killed before it wrote anything is taken."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HEAD_GATES_RUN_DIR", raising=False)
-    first = hold("runs/x")
+    first = hold(Path("runs/x"))
     with locked_directory(RunOptions(name="x")) as (run, _):
         assert str(run.path) == "runs/x-2"
-    first.kill()
-    first.wait()
+    first.release()
     with locked_directory(RunOptions(name="x")) as (run, _):
         assert str(run.path) == "runs/x"
     assert not (tmp_path / "runs" / "x-2").exists()
@@ -138,12 +134,8 @@ def test_every_command_that_writes_there_ends_with_one_sentence(name, hold, full
 
 @pytest.mark.nightly
 def test_a_run_that_was_killed_is_resumed_at_once(tmp_path):
-    given = ["-m", "training.fit", "--config", write_config(tmp_path), "--run_dir", "run", "--model.finetune", "3000"]
-    process = subprocess.Popen([sys.executable, *given], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while not (tmp_path / "run" / LOCK).is_file():
-        assert process.poll() is None
-        time.sleep(0.1)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    given = ["--config", write_config(tmp_path), "--run_dir", "run"]
+    moment = Moment("training.pruner.module:HeadPruner.optimizer_step", 2)
+    assert fit(given, tmp_path, moment)[0] == -signal.SIGKILL
     assert (tmp_path / "run" / LOCK).is_file()
     refuse_busy(tmp_path / "run")

@@ -42,7 +42,7 @@ def test_a_lock_that_is_a_pipe(tmp_path):
 
 def test_checksums_that_are_a_pipe(tmp_path):
     os.mkfifo(tmp_path / "checksums.json")
-    with pytest.raises(GateError, match=r"checksums\.json' as checksums: it is damaged \(it is no regular file\)"):
+    with pytest.raises(GateError, match=r"checksums\.json' as text: it is damaged \(it is no regular file\)"):
         check_unchanged(tmp_path / "verdict.md", "text")
     with pytest.raises(GateError, match=r"checksums\.json' is no regular file; copy the export again, or remove it"):
         verify_checksums(tmp_path)
@@ -74,6 +74,7 @@ def test_a_run_whose_directory_is_named_like_a_checkpoint(full_run, tmp_path, ca
     assert "y.ckpt' does not exist" in capsys.readouterr().err
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("at", ["training.comparison.run:write_run", "training.pruner.module:HeadPruner.optimizer_step"])
 def test_a_run_that_is_told_to_end_ends_as_after_ctrl_c(at, tmp_path):
     """As a scheduler tells it, while it trains and when it does not: its lock goes, and it says how to go on."""
@@ -86,6 +87,7 @@ def test_a_run_that_is_told_to_end_ends_as_after_ctrl_c(at, tmp_path):
     assert not list((tmp_path / "run").rglob("*.partial-*"))
 
 
+@pytest.mark.integration
 def test_a_finished_comparison_is_not_replaced_by_one_of_other_options(compared, tmp_path, capsys):
     run = shutil.copytree(compared[0], tmp_path / "run")
     before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}

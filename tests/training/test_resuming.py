@@ -101,7 +101,7 @@ def test_inputs_of_a_run_are_noted_when_it_begins_and_compared_when_it_goes_on(t
         (tmp_path / RUN_INPUTS).write_text(damaged)
         with pytest.raises(GateError, match="it is damaged"):
             check_same_inputs(goes_on, began)
-    (tmp_path / RUN_INPUTS).unlink()  # a run of an earlier version, which wrote none
+    (tmp_path / RUN_INPUTS).unlink()  # a run that was stopped before it wrote them
     check_same_inputs(goes_on, began)
     assert not (tmp_path / RUN_INPUTS).exists()
     note_inputs(goes_on, began)
@@ -157,6 +157,7 @@ def stop_between_tables(monkeypatch):
     monkeypatch.setattr(RunDirectory, "write_table", stopping)
 
 
+@pytest.mark.integration
 def test_a_run_that_is_stopped_between_its_tables_is_not_taken_for_finished(full_run, tmp_path, monkeypatch, capsys):
     """Though all of an earlier comparison's are there."""
     run = shutil.copytree(full_run[0], tmp_path / "run")
@@ -173,6 +174,7 @@ def test_a_run_that_is_stopped_between_its_tables_is_not_taken_for_finished(full
     assert run_command("summary", [str(run)]) == 0
 
 
+@pytest.mark.integration
 def test_a_comparison_that_is_stopped_between_its_tables_is_not_taken_for_finished(compared, tmp_path, monkeypatch, capsys):
     run = shutil.copytree(compared[0], tmp_path / "run")
     began = (run / "config.yaml").read_text()
@@ -210,5 +212,5 @@ def test_what_killed_processes_left_in_a_run_goes_when_it_goes_on(tmp_path):
 @pytest.mark.parametrize("text", ["a: &a [*a]\n", "x" * 1_000_001, "[" * 100, "[]\n", "\udce9"])
 def test_the_configuration_of_a_run_is_read_within_limits(text, tmp_path):
     (tmp_path / "config.yaml").write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(GateError, match=r"config.yaml' cannot be read .*; begin the run anew"):
+    with pytest.raises(GateError, match=r"config.yaml' cannot be read .*; start a new run"):
         check_same_options(RunDirectory(tmp_path, resumes=True), "seed: 1\n")

@@ -200,6 +200,7 @@ start(WandbOptions(mode="offline"), Path("run"), config={}, id="child").finish()
 """
 
 
+@pytest.mark.integration
 def test_a_run_that_a_process_with_wandb_begins_elsewhere_has_its_files(tmp_path):
     """The child uses the service of its parent's client, whose working directory is another."""
     parent = tracking.start(WandbOptions(mode="offline"), tmp_path / "parent", config={}, id="parent")
@@ -222,6 +223,7 @@ def test_without_a_home_directory_folders_of_wandb_are_in_the_run(home, tmp_path
     assert folders == {"CACHE": str(inside / "cache"), "CONFIG": str(tmp_path / "own"), "DATA": str(inside / "data")}
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("command", ["fit", "compare"])
 def test_what_wandb_does_not_take_costs_no_table(command, tmp_path, monkeypatch, capsys):
     def fails(*_):

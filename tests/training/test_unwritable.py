@@ -38,21 +38,17 @@ def test_a_run_ends_with_its_tables_where_only_its_directory_can_be_written_to(t
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.integration
 @PROC
 @pytest.mark.parametrize(
-    ("start", "arguments", "message"),
+    ("start", "run", "message"),
     [
-        (("-m", "training.fit"), (), "error: 'runs' cannot be read or written: "),
-        (
-            ("-m", "training.fit"),
-            ("--run_dir", "/proc/nonexistent/run"),
-            "error: '/proc/nonexistent' cannot be read or written: ",
-        ),
-        (("-c", WITHOUT_TEMPORARY_FILES), ("--run_dir", "run"), "error: no temporary files can be written (No usable"),
+        (("-m", "training.fit"), "/proc/nonexistent/run", "error: '/proc/nonexistent' cannot be read or written: "),
+        (("-c", WITHOUT_TEMPORARY_FILES), "run", "error: no temporary files can be written (No usable"),
     ],
 )
-def test_what_cannot_be_written_is_one_sentence_before_training(tmp_path, start, arguments, message):
-    done = fit("--config", write_config(tmp_path), *arguments, start=start)
+def test_what_cannot_be_written_is_one_sentence_before_training(tmp_path, start, run, message):
+    done = fit("--config", write_config(tmp_path), "--run_dir", run, start=start)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines()[-1].startswith(message)  # after what matplotlib says of its cache
     assert "Traceback" not in done.stderr

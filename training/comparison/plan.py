@@ -262,18 +262,10 @@ def retrained_at_total_cost(experiments: Experiments, selection: Selection) -> E
     """Training on for as many steps as are left when the passes that found the mask are paid for: to within half a step, of
     equally large batches, the two together cost what training the dense model on costs. A teacher's passes are paid for too.
     Where nothing is left the mask is evaluated as it is, with the weights that it was found with.
-
-    Raises:
-        GateError: for experiments of earlier versions, whose passes nobody counted.
     """
     dense, distils = experiments.dense(), replace(experiments.options, **selection.changes).distils
     whole = experiments.retrain(torch.ones_like(selection.mask), start=dense, changes=KNOWN_MASK)
     cost, steps = Cost.of(whole.result), whole.result["steps"]
-    if selection.cost.passes is None or cost.passes is None or cost.backward_examples is None:
-        raise GateError(
-            f"the stage {AT_TOTAL_COST!r} needs the passes of each experiment, and some in --experiments are of a version "
-            "that did not count them; give another folder"
-        )
     teacher = cost.backward_examples if distils and not experiments.options.distils else 0.0
     left = round((cost.passes - selection.cost.passes) / (cost.passes + teacher) * steps)
     start, changes = selection.refit or selection.start, selection.changes

@@ -16,31 +16,28 @@ from gates.export.cost import wait_for
 from gates.gating.head_gates import HeadGates
 from training.runs import processes
 
-# How many examples pass through a model, whoever runs it: training, scores, searches, refits.
-
 
 class ExampleCounter:
-    """Counts the examples that pass forward through a model with gates, and those of them that a gradient can follow back.
+    """Count the examples that pass forward through a model with gates, and those that a gradient can follow back.
 
-    It counts at the gated attention modules, each of which is one part of a pass. So passes that end early, or that enter the
-    model behind some of its layers, count in part, and examples that a search repeats within a batch count as often as they are
-    there. Modules that see an example in several rows, such as windows of a picture, count them as one example. What gates ask
-    of a model within its own pass, when they meet it first, is no pass.
+    The counter hooks the gated attention modules. Each module is one part of a pass. Passes that end early, or that enter
+    behind some layers, count in part. An example that a search repeats within a batch counts each time. A module that sees an
+    example in several rows, such as windows of a picture, counts them as one. A probe within the model's own pass is no pass.
 
     Args:
-        gates: of the model.
+        gates: The gates of the model.
 
     Attributes:
-        forward: examples so far.
-        backward: those among them whose outputs need a gradient.
-        counts: whether passes count now.
+        forward: The number of examples so far.
+        backward: The number of examples whose outputs need a gradient.
+        counts: Whether passes are counted at the moment.
     """
 
     def __init__(self, gates: HeadGates) -> None:
         self.forward = self.backward = 0.0
         self.counts = True
-        self._rows: list[int | None] = []  # of the batches of the whole model's passes that are under way, each within the last
-        self._rows_of_one: dict[int, float] = {}  # of each module
+        self._rows: list[int | None] = []  # batch sizes of the model's running passes, outermost first
+        self._rows_of_one: dict[int, float] = {}  # rows per example, by module
         modules = list(dict.fromkeys(site.module for site in gates.sites))
         self._part = 1 / len(modules)
         self._handles = [
@@ -50,13 +47,13 @@ class ExampleCounter:
         ]
 
     def stop(self) -> None:
-        """Count no more."""
+        """Stop counting and remove the hooks."""
         self.counts = False
         for handle in self._handles:
             handle.remove()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ExampleCounter:
-        """One that does not count, since a copy of the model, such as a teacher, has the hooks but is another model."""
+        """Return a counter that does not count: a copy of the model, such as a teacher, has the hooks but is another model."""
         other = object.__new__(ExampleCounter)
         other._rows, other.counts = [], False
         return other
@@ -83,81 +80,79 @@ class ExampleCounter:
 
 
 def _rows(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
-    """The length of the first tensor of a call."""
+    """Return the length of the first tensor of a call."""
     found = next((one for one in (*args, *kwargs.values()) if isinstance(one, Tensor) and one.dim()), None)
     return None if found is None else len(found)
 
 
-STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-"""Where Linux keeps the peak of a process's memory, and lets it be reset."""
+STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")  # Linux: the peak memory of a process, and its reset
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a piece of work cost.
+    """The cost of a piece of work.
 
     Args:
-        seconds: wall time.
-        peak_memory_mb: on a GPU the most memory its tensors took, on a Linux CPU the most the whole process took, elsewhere
-            None.
-        steps: of an optimiser.
-        forward_examples: that passed through the model, a repeated one as often as it did; None where nobody counted.
-        backward_examples: that a gradient could follow back.
+        seconds: The wall time.
+        peak_memory_mb: The peak of the tensors on a GPU, or of the whole process on Linux. None elsewhere.
+        steps: The number of optimiser steps.
+        forward_examples: The number of examples that passed through the model; a repeated example counts each time.
+        backward_examples: The number of examples that a gradient could follow back.
     """
 
     seconds: float = 0.0
     peak_memory_mb: float | None = None
     steps: int = 0
-    forward_examples: float | None = 0.0
-    backward_examples: float | None = 0.0
+    forward_examples: float = 0.0
+    backward_examples: float = 0.0
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Cost:
-        """The cost that a row of a table or the result of an experiment tells; earlier versions counted no examples."""
-        told = {"forward_examples": None, "backward_examples": None} | dict(row)
-        return cls(**{field.name: told[field.name] for field in fields(cls) if field.name in told})
+        """Return the cost in a row of a table or the result of an experiment."""
+        return cls(**{field.name: row[field.name] for field in fields(cls) if field.name in row})
 
     @property
-    def passes(self) -> float | None:
-        """Passes of an example that it comes to, where backward counts as two forward ones, as it computes about twice as much;
-        None where nobody counted."""
-        if self.forward_examples is None or self.backward_examples is None:
-            return None
+    def passes(self) -> float:
+        """The cost in passes of one example. A backward pass counts as two, since it computes about twice as much."""
         return self.forward_examples + 2 * self.backward_examples
 
     def then(self, later: Cost) -> Cost:
-        """The cost of this work and later work together."""
+        """Return the cost of this work and later work together."""
         peaks = [peak for peak in (self.peak_memory_mb, later.peak_memory_mb) if peak is not None]
         return Cost(
             self.seconds + later.seconds,
             max(peaks, default=None),
             self.steps + later.steps,
-            _sum(self.forward_examples, later.forward_examples),
-            _sum(self.backward_examples, later.backward_examples),
+            self.forward_examples + later.forward_examples,
+            self.backward_examples + later.backward_examples,
         )
 
     def with_teacher(self) -> Cost:
-        """With a teacher's pass for every example that was trained on."""
-        return replace(self, forward_examples=_sum(self.forward_examples, self.backward_examples))
+        """Return the cost with a teacher's pass for every example that was trained on."""
+        return replace(self, forward_examples=self.forward_examples + self.backward_examples)
 
     def as_row(self) -> dict[str, Any]:
-        """Its columns."""
-        row = {"steps": self.steps, "seconds": round(self.seconds, 2), "peak_memory_mb": self.peak_memory_mb}
-        counted = {"forward_examples": self.forward_examples, "backward_examples": self.backward_examples}
-        return row | {name: None if count is None else round(count) for name, count in counted.items()}
+        """Return the columns of a table."""
+        return {
+            "steps": self.steps,
+            "seconds": round(self.seconds, 2),
+            "peak_memory_mb": self.peak_memory_mb,
+            "forward_examples": round(self.forward_examples),
+            "backward_examples": round(self.backward_examples),
+        }
 
 
 NO_COST = Cost()
 
 
 class Meter:
-    """Measures work on a device from now on until it is stopped.
+    """Measure work on a device until :meth:`stop`.
 
     Args:
-        device: that computes.
-        gates: of the model whose passes are counted, in this process and, with as many, in every other one; None where nobody
-            counts.
-        before: cost of earlier work, which counts too.
+        device: The device that computes.
+        gates: The gates of the model whose passes are counted, in this process; every other process counts as many. Without
+            gates time and memory are measured alone.
+        before: The cost of earlier work, which is added.
     """
 
     def __init__(self, device: torch.device, gates: HeadGates | None, before: Cost = NO_COST) -> None:
@@ -169,16 +164,16 @@ class Meter:
 
     @property
     def cost(self) -> Cost:
-        """So far; once it is stopped, of the whole work."""
+        """The cost so far, or of the whole work once the meter is stopped."""
         return self.stopped or self._read()
 
     def pause(self, paused: bool) -> None:
-        """Count no examples for a while, or count them again; time goes on."""
+        """Stop or continue to count examples. Time goes on."""
         if self.counter is not None:
             self.counter.counts = not paused
 
     def stop(self) -> None:
-        """Measure no more."""
+        """End the measurement."""
         self.stopped = self._read()
         if self.counter is not None:
             self.counter.stop()
@@ -188,16 +183,14 @@ class Meter:
 
     def _read(self) -> Cost:
         wait_for(self.device)
-        seconds, peak, counter = time.perf_counter() - self.start, _peak(self.device), self.counter
-        if counter is None:
-            return self.before.then(Cost(seconds, peak, forward_examples=None, backward_examples=None))
-        passed = (count * processes.world_size() for count in (counter.forward, counter.backward))
-        return self.before.then(Cost(seconds, peak, 0, *passed))
+        seconds, peak = time.perf_counter() - self.start, _peak(self.device)
+        counts = (0.0, 0.0) if self.counter is None else (self.counter.forward, self.counter.backward)
+        return self.before.then(Cost(seconds, peak, 0, *(count * processes.world_size() for count in counts)))
 
 
 @contextmanager
 def measured(device: torch.device, gates: HeadGates | None, before: Cost = NO_COST) -> Iterator[Meter]:
-    """Measure the work of a ``with`` block that computes on a device; see :class:`Meter`."""
+    """Measure the work of a ``with`` block; see :class:`Meter`."""
     meter = Meter(device, gates, before)
     try:
         yield meter
@@ -205,23 +198,18 @@ def measured(device: torch.device, gates: HeadGates | None, before: Cost = NO_CO
         meter.stop()
 
 
-def _sum(one: float | None, other: float | None) -> float | None:
-    return None if one is None or other is None else one + other
-
-
 def _reset_peak(device: torch.device) -> None:
     if device.type == "cuda":
-        torch.cuda.init()  # before the first tensor is there, PyTorch knows no device whose peak it could reset
+        torch.cuda.init()  # otherwise PyTorch refuses to reset the peak before the first tensor
         torch.cuda.reset_peak_memory_stats(device)
     elif RESET.exists():
         try:
             RESET.write_text("5")
-        except OSError:  # not allowed in every container; the peak is then that of the process so far
-            return
+        except OSError:
+            return  # some containers forbid it; the peak is then that of the process so far
 
 
 def _peak(device: torch.device) -> float | None:
-    """In MB."""
     if device.type == "cuda":
         return round(torch.cuda.max_memory_allocated(device) / 2**20, 1)
     if not STATUS.exists():

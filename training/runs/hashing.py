@@ -20,7 +20,7 @@ from datasets import Dataset
 
 
 def weights_fingerprint(model: torch.nn.Module) -> str:
-    """A hash of all parameters and buffers, names and values."""
+    """Return a hash of all parameters and buffers, names and values."""
     digest = xxhash.xxh3_128()
     for name, tensor in model.state_dict().items():
         digest.update(name.encode())
@@ -29,44 +29,44 @@ def weights_fingerprint(model: torch.nn.Module) -> str:
 
 
 def file_fingerprint(path: Path) -> str:
-    """A hash of a file's content."""
+    """Return a hash of a file's content."""
     with path.open("rb") as file:
-        digest = xxhash.xxh3_128()
-        while part := file.read(2**24):
-            digest.update(part)
-        return digest.hexdigest()
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 def key_of(determined_by: Mapping[str, Any]) -> str:
-    """A short hash of JSON content; equal content has equal keys, whatever the order of its fields."""
+    """Return a short hash of JSON content, which does not depend on the order of its fields."""
     text = json.dumps(determined_by, sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def checkpoint_fingerprint(path: Path) -> str:
-    """A hash of what a checkpoint's parts are, by the checksums (CRC-32) that it has of them, so that little is read. Whether
-    the parts have these checksums is told by :func:`training.pruner.checkpoints.check_whole`."""
+    """Return a hash of a checkpoint by the CRC-32 checksums of its parts, so that little is read. Whether the parts have these
+    checksums is checked by :func:`training.pruner.checkpoints.check_whole`."""
     try:
         with zipfile.ZipFile(path) as archive:
             parts = sorted((part.filename, part.file_size, part.CRC) for part in archive.infolist())
     except PermissionError:
         raise
-    except Exception:  # which is no archive
+    except Exception:  # it is no archive
         return file_fingerprint(path)
     return xxhash.xxh3_128(json.dumps(parts).encode()).hexdigest()
 
 
-# Hashes by which data are known again: of encoded columns, whatever the widths of their integers and however they lie in
-# memory; of files; of folders.
-
 ROWS = 10_000
-"""Hashed at once."""
+"""Rows that are hashed at once."""
 PROBES, PROBE = 1024, 65_536
-"""Places of a file that are looked at to know it again, and bytes at each; a file of at most as many is read whole."""
+"""The number of places of a large file that are hashed, and the bytes at each."""
 
 
 def add_column(digest: xxhash.xxh3_128, split: Dataset, name: str) -> None:
-    """Let a hash depend on all values of a column, in order: integers, lists of integers, or anything that JSON can hold."""
+    """Add all values of a column to a hash, in order. The hash does not depend on the width of integers or the memory layout.
+
+    Args:
+        digest: The hash.
+        split: The data.
+        name: The column: integers, lists of integers, or anything that JSON can hold.
+    """
     column = split.select_columns(name).with_format("arrow")
     digest.update(f"{name} {column.num_rows} ".encode())
     for first in range(0, column.num_rows, ROWS):
@@ -85,13 +85,12 @@ def _bytes(integers: pa.ChunkedArray) -> bytes:
 
 
 def probed(file: str) -> str:
-    """A hash of a file's size and of what it holds: all of it, or at places all over one that is large."""
+    """Return a hash of a file's size and content, or of places all over a large file."""
     size = os.path.getsize(file)
     digest = xxhash.xxh3_128(str(size).encode())
     with open(file, "rb") as stream:
         if size <= PROBES * PROBE:
-            while part := stream.read(PROBE):
-                digest.update(part)
+            digest.update(stream.read())
         else:
             for place in range(PROBES):
                 stream.seek((size - PROBE) * place // (PROBES - 1))
@@ -100,13 +99,12 @@ def probed(file: str) -> str:
 
 
 def cache_of(dataset: str) -> str | None:
-    """The place for what ``datasets`` prepares of a data set; None for its usual one.
+    """Return the cache of ``datasets`` for a data set, or None for the default one.
 
-    Of a folder with a card (``README.md``) it knows neither where it lies nor when it changed, and would take what it prepared
-    of another one for this.
+    A folder with a card (``README.md``) gets a cache of its own: ``datasets`` notices neither its place nor its changes.
 
     Args:
-        dataset: hub name or folder.
+        dataset: The name of a data set on the hub, or a folder.
     """
     folder = Path(dataset)
     if not (folder / "README.md").is_file():

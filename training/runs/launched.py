@@ -8,10 +8,8 @@ from dataclasses import dataclass, replace
 from gates.errors import GateError
 from training.config.run import TrainerOptions
 
-SHELLS = ("bash", "interactive")
-"""Names of jobs of SLURM that are a shell, as Lightning has them."""
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "JSM_NAMESPACE_SIZE", "SLURM_NTASKS", "SLURM_STEP_ID")
-"""Environment variables by which a process is one of several; a process without them is alone."""
+"""Environment variables of a process that is one of several."""
 OF_MPI = ("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
@@ -109,7 +107,10 @@ def check_alone(command: str, environment: Mapping[str, str]) -> None:
 
 def _of_slurm(environment: Mapping[str, str], tasks: int) -> World | None:
     """Return the tasks of a step of SLURM, or None for a shell in an allocation."""
-    is_step, is_shell = "SLURM_STEP_ID" in environment, environment.get("SLURM_JOB_NAME") in SHELLS
+    is_step, is_shell = (
+        "SLURM_STEP_ID" in environment,
+        environment.get("SLURM_JOB_NAME") in ("bash", "interactive"),
+    )  # as in Lightning
     if is_step and is_shell:
         raise GateError(
             f"srun started {tasks} tasks in a job called {environment['SLURM_JOB_NAME']!r}, as if each were a shell; give srun "

@@ -1,4 +1,4 @@
-"""Code that results depend on: a user's own, found from the working directory, and this project's, known by their files."""
+"""Code that results depend on: a user's own, found from the working directory, and hashes of source files."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from gates.errors import GateError, first_line
 
 
 def import_from_here() -> None:
-    """From now on modules in the working directory can be imported, as under ``python -m``."""
+    """Make modules in the working directory importable, as under ``python -m``."""
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.insert(0, os.getcwd())
 
 
 def code_fingerprint(modules: Iterable[str]) -> str:
-    """A hash of the files of some modules that are imported, by their names; what they import in turn is not part of it."""
+    """Return a hash of the files of imported modules, by name. Modules that they import are not part of it."""
     digest = xxhash.xxh3_128()
     for name in dict.fromkeys(modules):
-        file = getattr(sys.modules.get(name), "__file__", None)  # those of Python itself have none
+        file = getattr(sys.modules.get(name), "__file__", None)  # Python's own have none
         digest.update(f"{name} ".encode() + (Path(file).read_bytes() if file else b""))
     return digest.hexdigest()
 
 
 def folders_fingerprint(*folders: Path) -> str:
-    """A hash of all Python modules in some folders, by their places there and whatever folders they lie in."""
+    """Return a hash of all Python modules in folders, by their paths in these folders."""
     digest = xxhash.xxh3_128()
     for folder in folders:
         for file in sorted(folder.rglob("*.py")):
@@ -40,15 +40,15 @@ def folders_fingerprint(*folders: Path) -> str:
 
 
 def own_function(name: str, what: str, takes: str) -> Callable[..., Any]:
-    """The function behind ``module:function``.
+    """Import the function behind ``module:function``.
 
     Args:
-        name: as it was given.
-        what: what it is, such as a score.
-        takes: its one argument, in words.
+        name: The name as it was given.
+        what: The kind of function, such as a score.
+        takes: The kind of its one argument.
 
     Raises:
-        GateError: if there is no such module or function, its import fails, or it does not take one argument.
+        GateError: If there is no such module or function, its import fails, or it does not take one argument.
     """
     module_name, _, attribute = name.partition(":")
     if module_name.endswith(".py"):
@@ -69,19 +69,14 @@ def own_function(name: str, what: str, takes: str) -> Callable[..., Any]:
         inspect.signature(function).bind(None)
     except TypeError as error:
         raise GateError(
-            f"the {what} {name!r} cannot be called with {_one(takes)} ({error}); have it take one argument"
+            f"the {what} {name!r} cannot be called with {takes} alone ({error}); have it take one argument"
         ) from error
     except ValueError:
-        pass  # some callables that are not written in Python do not say what they take
+        pass  # some callables that are not written in Python have no signature
     return function
 
 
-def _one(takes: str) -> str:
-    return takes.replace("a ", "one ", 1) if takes.startswith("a ") else takes
-
-
 def _imported(module_name: str, name: str, what: str) -> Any:
-    """The module, from the working directory or the installed packages."""
     import_from_here()
     importlib.invalidate_caches()
     try:

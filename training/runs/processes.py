@@ -1,6 +1,6 @@
-"""The processes that train together: one of them decides and writes, and all of them know.
+"""The processes that train together: the first one decides and writes, and the others learn the result.
 
-Lightning starts the others when a trainer first trains or evaluates; until then, and on one device, there is one process.
+Lightning starts the others when a trainer first trains or evaluates. Until then, and on one device, there is one process.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ T = TypeVar("T")
 
 
 def start(trainer: pl.Trainer) -> None:
-    """Start a trainer's other processes now, so that whatever comes is decided in one of them for all.
+    """Start a trainer's other processes now, so that the first process can decide for all of them.
 
     Raises:
-        GateError: for a strategy whose processes end with each training.
+        GateError: For a strategy whose processes end with each training.
     """
     strategy = trainer.strategy
     if trainer.world_size == 1:
@@ -52,7 +52,7 @@ def start(trainer: pl.Trainer) -> None:
 
 
 class Tasks(SLURMEnvironment):
-    """SLURM's tasks, whatever option of SLURM says how many there are: the trainer's devices follow them."""
+    """SLURM's tasks, by whatever option of SLURM they were requested. The trainer's devices follow them."""
 
     @staticmethod
     def _validate_srun_variables() -> None:
@@ -81,41 +81,39 @@ def environment_of(world: World | None) -> ClusterEnvironment:
 
 
 def world_size() -> int:
-    """How many processes there are."""
+    """Return the number of processes."""
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 def rank() -> int:
-    """The number of this one."""
+    """Return the number of this process."""
     return 0 if world_size() == 1 else distributed.get_rank()
 
 
 def is_first() -> bool:
-    """Whether this is the process that decides and writes."""
+    """Return whether this is the process that decides and writes."""
     return rank() == 0
 
 
 def in_first(work: Callable[[], T]) -> T:
-    """What some work gives in the first process, in all of them.
+    """Return the result of work that the first process does, in all processes.
 
     Raises:
-        GateError: in the others, if the work raises anything in the first, so that none of them waits in vain.
+        GateError: In the others, if the work raises anything in the first, so that none of them waits in vain.
     """
     if world_size() == 1:
         return work()
-    told: list[Any] = [None, None]
+    sent: list[Any] = [None, None]  # the result, or the message of an error
     failure: Exception | None = None
     if is_first():
         try:
-            told[0] = work()
+            sent[0] = work()
         except Exception as error:
-            failure, told[1] = error, str(error)
-    distributed.broadcast_object_list(told, src=0)
-    if failure is not None:
-        raise failure
-    if told[1] is not None:
-        raise GateError(told[1])
-    return told[0]
+            failure, sent[1] = error, str(error)
+    distributed.broadcast_object_list(sent, src=0)
+    if sent[1] is not None:
+        raise failure or GateError(sent[1])
+    return sent[0]
 
 
 def check_agree(value: object, what: str) -> None:
@@ -125,13 +123,13 @@ def check_agree(value: object, what: str) -> None:
 
 
 def wait_for_all() -> None:
-    """Go on when all processes have come here."""
+    """Wait until all processes have come here."""
     if world_size() > 1:
         distributed.barrier()
 
 
 def gathered(value: T) -> list[T]:
-    """The values of all processes in their order, in all of them."""
+    """Return the values of all processes in their order, in all of them."""
     if world_size() == 1:
         return [value]
     found: list[Any] = [None] * world_size()
@@ -140,12 +138,11 @@ def gathered(value: T) -> list[T]:
 
 
 def share_of_batch(weight: float, device: torch.device) -> float:
-    """How much this process's batch counts: the mean of the gradients over processes is then that of one process with all
-    their batches.
+    """Return the factor of this process's batch with which DDP's mean of gradients is that of one process with all batches.
 
     Args:
-        weight: of the batch, such as its examples or tokens.
-        device: of the module.
+        weight: The weight of the batch, such as its number of examples or tokens.
+        device: The device of the module.
     """
     if world_size() == 1:
         return 1.0

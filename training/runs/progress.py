@@ -1,8 +1,8 @@
-"""What is being done, and how long it will take: bars in a terminal, plain lines where standard error is piped.
+"""Progress: bars in a terminal, plain lines where standard error is piped.
 
-Work is told in stages, which nest: ``with stage("prune", total=83) as shown: shown.advance()``. Nothing is shown but within
-:func:`displayed`, which commands open, so that the code below them needs to know nothing of terminals. Everything goes to
-standard error; standard output has results alone.
+Work is reported in stages, which nest: ``with stage("prune", total=83) as shown: shown.advance()``. Stages are shown only
+within :func:`displayed`, which commands open, so the code below them knows nothing of terminals. Everything goes to standard
+error; standard output has results alone.
 """
 
 from __future__ import annotations
@@ -24,86 +24,71 @@ from training.runs.launched import is_first_process
 
 T = TypeVar("T")
 INTERVAL = 30.0
-"""Seconds between two lines about one stage, where there is no terminal; a stage that took longer has a line at its end."""
+"""Seconds between two lines about a stage without a terminal. A stage that takes longer also has a line at its end."""
 REFRESH = 0.2
-"""Seconds between two looks at what changes with every step, in a terminal."""
+"""Seconds between two updates of a stage's bar in a terminal."""
 Facts = Callable[[], str]
-"""Says what else is known of a stage now, such as ``loss 0.31``; called only when it is shown."""
+"""A function that returns more about a stage, such as ``loss 0.31``. It is called only when the stage is shown."""
 
 
 class Stage:
     """Work that is under way. Made by :func:`begin` and :func:`stage`.
 
     Args:
-        display: where it is shown.
-        name: of the work.
-        total: pieces of work in all, such as steps; None if nobody knows.
-        done: pieces that were done before.
+        display: The display that shows it.
+        name: The name of the work.
+        total: The number of pieces of work, such as steps. None if it is unknown.
+        done: The number of pieces that were done before.
     """
 
     def __init__(self, display: Display, name: str, total: float | None, done: float) -> None:
         self.display, self.name, self.total, self.done, self.before = display, name, total, done, done
-        self.item, self.began = "", display.clock()
+        self.item, self.began, self.shown = "", display.clock(), -REFRESH
         self._facts: Facts | None = None
         self._known = ""
 
     def advance(self, pieces: float = 1, facts: Facts | None = None) -> None:
-        """So many more pieces are done."""
+        """Add finished pieces."""
         self.reach(self.done + pieces, facts)
 
     def reach(self, done: float, facts: Facts | None = None) -> None:
-        """So many pieces are done; never more than the total."""
+        """Set the number of finished pieces, at most the total."""
         self.done, self.item = done if self.total is None else min(done, self.total), ""
         self._facts = facts
         self.display.changed(self)
 
     def work_on(self, item: str) -> None:
-        """Name the piece of work that is under way, until it is done."""
-        self.item = item
+        """Name the piece that is under way, until it is done."""
+        self.item, self.shown = item, -REFRESH
         self.display.changed(self)
 
     def end(self, *, completed: bool = True) -> None:
-        """Nothing more comes, nor of the stages within."""
+        """End this stage and the stages within it."""
         self.display.end(self, completed=completed)
 
     @property
-    def label(self) -> str:
-        """What is done now, such as ``comparison 3/22: his at 18 heads, retrained``; the piece under way counts."""
-        count = "" if self.total is None else f" {int(self.done) + bool(self.item)}/{self.total:g}"
-        return f"{self.name}{count}" + f": {self.item}" * bool(self.item)
-
-    @property
     def text(self) -> str:
-        """The same with what else is known."""
-        self.look()
-        return self.known
-
-    @property
-    def known(self) -> str:
-        """The same as it was when it was last looked at."""
-        return f"{self.label}, {self._known}" if self._known else self.label
-
-    def look(self) -> None:
-        """Ask what else is known."""
+        """What is done and known, such as ``comparison 3/22: his at 18 heads``. The piece under way counts."""
         if self._facts is not None:
             self._known, self._facts = self._facts(), None
+        count = "" if self.total is None else f" {int(self.done) + bool(self.item)}/{self.total:g}"
+        return f"{self.name}{count}" + f": {self.item}" * bool(self.item) + f", {self._known}" * bool(self._known)
 
     def seconds(self) -> float:
-        """Since it began."""
         return self.display.clock() - self.began
 
     def left(self) -> float | None:
-        """Seconds to its end, if it goes on as it did; None if that is not known."""
+        """Return the seconds to the end at the present speed, or None if they are unknown."""
         if self.total is None or self.done <= self.before:
             return None
         return self.seconds() * (self.total - self.done) / (self.done - self.before)
 
 
 class Display:
-    """The stages that are under way, the innermost last. This one shows nothing.
+    """The stages that are under way, the innermost last. This display shows nothing.
 
     Args:
-        clock: seconds from any point in time.
+        clock: A function that returns seconds from any point in time.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -117,7 +102,7 @@ class Display:
         return stage
 
     def end(self, stage: Stage, *, completed: bool) -> None:
-        """End a stage and those within; the second time nothing happens."""
+        """End a stage and those within it. A second call does nothing."""
         while stage in self.stages:
             last = self.stages.pop()
             self.show_end(last, completed=completed and last is stage)
@@ -130,17 +115,11 @@ class Display:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """For printing in a ``with`` block."""
         yield
 
 
 class PlainLines(Display):
-    """A line when an outermost stage begins, when one that took long ends, and in between one now and then.
-
-    Args:
-        file: to write to.
-        clock: see :class:`Display`.
-    """
+    """A line when an outermost stage begins, one every :data:`INTERVAL`, and one when a long stage ends."""
 
     def __init__(self, file: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
@@ -156,11 +135,9 @@ class PlainLines(Display):
     def changed(self, stage: Stage) -> None:
         if self.clock() - self.said < INTERVAL or stage not in self.stages:
             return
-        outer, inner = self.stages[0], self.stages[-1]
-        known = (one.left() for one in dict.fromkeys((outer, inner)))
-        left = next((seconds for seconds in known if seconds is not None), None)
-        told = outer.text if inner is outer else f"{outer.text}; {inner.text}"
-        self._say(told if left is None else f"{told}, about {duration(left)}")
+        shown = list(dict.fromkeys((self.stages[0], self.stages[-1])))
+        left = next((seconds for one in shown if (seconds := one.left()) is not None), None)
+        self._say("; ".join(one.text for one in shown) + ("" if left is None else f", about {duration(left)}"))
 
     def show_end(self, stage: Stage, *, completed: bool) -> None:
         if completed and not self.stages and stage.seconds() > INTERVAL:
@@ -172,19 +149,13 @@ class PlainLines(Display):
 
 
 class LiveBars(Display):
-    """A bar for every stage under way, the innermost at the bottom; of outermost ones that ended a line stays.
-
-    Args:
-        console: a terminal.
-        clock: see :class:`Display`.
-    """
+    """A bar for every stage under way, the innermost at the bottom. An outermost stage leaves a line when it ends."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
         self.console = console
         self._bars: Progress | None = None
         self._tasks: dict[Stage, TaskID] = {}
-        self._looked: dict[Stage, float] = {}
 
     def show_begin(self, stage: Stage) -> None:
         if self._bars is None:
@@ -193,23 +164,19 @@ class LiveBars(Display):
         self._tasks[stage] = self._bars.add_task(self._indented(stage), total=stage.total, completed=stage.done)  # type: ignore[arg-type]
 
     def changed(self, stage: Stage) -> None:
-        if self._bars is None or stage not in self._tasks:
-            return
-        if self.clock() - self._looked.get(stage, -REFRESH) >= REFRESH:
-            self._looked[stage] = self.clock()
-            stage.look()
-        self._bars.update(self._tasks[stage], completed=stage.done, description=self._indented(stage))
+        if self._bars is not None and stage in self._tasks and self.clock() - stage.shown >= REFRESH:
+            stage.shown = self.clock()
+            self._bars.update(self._tasks[stage], completed=stage.done, description=self._indented(stage))
 
     def show_end(self, stage: Stage, *, completed: bool) -> None:
         assert self._bars is not None
         self._bars.remove_task(self._tasks.pop(stage))
-        self._looked.pop(stage, None)
         if not self.stages:
             self._bars.stop()
             self._bars = None
             if completed:
-                told = f"{stage.text}, {duration(stage.seconds())}"
-                self.console.print(told, style="dim", markup=False, highlight=False, soft_wrap=True)
+                text = f"{stage.text}, {duration(stage.seconds())}"
+                self.console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -223,7 +190,7 @@ class LiveBars(Display):
             self._bars.start()
 
     def _indented(self, stage: Stage) -> str:
-        return "  " * self.stages.index(stage) + stage.known
+        return "  " * self.stages.index(stage) + stage.text
 
     def _new_bars(self) -> Progress:
         return Progress(
@@ -240,7 +207,7 @@ class LiveBars(Display):
 
 
 class NameColumn(ProgressColumn):
-    """What is done and known, on one line; of all columns the one that is cut where the terminal is narrow."""
+    """The text of a stage on one line, which a narrow terminal cuts before any other column."""
 
     def render(self, task: Task) -> Text:
         return Text(task.description, no_wrap=True, overflow="ellipsis")
@@ -257,18 +224,17 @@ _current: ContextVar[Display] = ContextVar("display", default=Display())  # noqa
 
 
 def begin(name: str, total: float | None = None, done: float = 0) -> Stage:
-    """Begin a stage within those under way, for work whose beginning and end are not in one place; end it with
-    :meth:`Stage.end`."""
+    """Begin a stage whose end is elsewhere in the code; end it with :meth:`Stage.end`."""
     return _current.get().begin(name, total, done)
 
 
 @contextmanager
 def stage(name: str, total: float | None = None) -> Iterator[Stage]:
-    """A stage for the length of a ``with`` block, or of a function that this decorates.
+    """Show a stage during a ``with`` block, or a function that this decorates.
 
     Args:
-        name: of the work.
-        total: pieces of work; None if nobody knows.
+        name: The name of the work.
+        total: The number of pieces of work. None if it is unknown.
     """
     shown, completed = begin(name, total), False
     try:
@@ -279,12 +245,12 @@ def stage(name: str, total: float | None = None) -> Iterator[Stage]:
 
 
 def track(items: Iterable[T], name: str, *, name_of: Callable[[T], str] = lambda item: "") -> Iterator[T]:
-    """Items of a stage of their own, each done when the next is asked for.
+    """Iterate over items in a stage of their own. An item is done when the next one is requested.
 
     Args:
-        items: the pieces of work.
-        name: of the stage.
-        name_of: what an item is called while it is worked on; not at all by default.
+        items: The pieces of work.
+        name: The name of the stage.
+        name_of: A function that names the item that is under way.
     """
     with stage(name, len(items) if isinstance(items, Sized) else None) as shown:
         for item in items:
@@ -295,14 +261,14 @@ def track(items: Iterable[T], name: str, *, name_of: Callable[[T], str] = lambda
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """No bars are drawn in the ``with`` block, for what is printed while stages are under way."""
+    """Draw no bars during a ``with`` block that prints."""
     with _current.get().paused():
         yield
 
 
 @contextmanager
 def displayed(*, visible: bool = True) -> Iterator[None]:
-    """Stages are shown in the ``with`` block, by the first process: in bars if standard error is a terminal, else in lines."""
+    """Show stages during a ``with`` block, in the first process alone."""
     display = _fitting_display() if visible and is_first_process(os.environ) else Display()
     token = _current.set(display)
     try:
@@ -319,14 +285,13 @@ def hide() -> None:
 
 
 def duration(seconds: float) -> str:
-    """A time in words, such as ``40 s``, ``2 min`` or ``1.5 h``."""
+    """Return a time in words, such as ``40 s``, ``2 min`` or ``1.5 h``."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
 
 
 def _fitting_display() -> Display:
-    """For standard error as it is now."""
     if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
         return LiveBars(Console(stderr=True))
     return PlainLines(sys.stderr)

@@ -1,4 +1,4 @@
-"""A cluster of Ray: whether it can be had, and a connection to it. Ray is an extra, so it is imported where it is used."""
+"""The connection to a cluster of Ray. Ray is an extra, so it is imported where it is used."""
 
 from __future__ import annotations
 
@@ -14,55 +14,51 @@ from contextlib import contextmanager
 from gates.errors import GateError, first_line
 from training.config.comparison import AUTO, LauncherOptions
 
-ANSWER = 5.0
-"""Seconds within which the head of a cluster must take a connection."""
 SETTINGS = {
-    "RAY_USAGE_STATS_ENABLED": "0",  # nothing is told to anybody
+    "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_NUM_REDIS_GET_RETRIES": "5",  # seconds for an answer from the address
 }
-"""Of Ray, in environment variables that it reads when it is imported; a user's own stay."""
+"""Environment variables that Ray reads when it is imported. A user's own stay."""
 ON_GPUS = ("auto", "gpu", "cuda")
 """Accelerators of a trainer that use the GPUs of the cluster."""
 
 
 def check_ray(options: LauncherOptions) -> None:
-    """Raises :class:`GateError` if Ray is not installed, or nobody answers at the address."""
+    """Raise :class:`GateError` if Ray is not installed, or its address does not answer."""
     if importlib.util.find_spec("ray") is None:
         raise GateError("--launcher ray needs Ray, which is not installed; run pip install ray")
     if options.ray_address in (None, AUTO):
         return
     try:
-        socket.create_connection(options.host_and_port, timeout=ANSWER).close()
+        socket.create_connection(options.host_and_port, timeout=5.0).close()
     except OSError as error:
         raise unreachable(options, error) from error
 
 
 def unreachable(options: LauncherOptions, error: Exception) -> GateError:
-    """The cluster cannot be had, in one sentence."""
     if options.ray_address is None:
-        return GateError(f"Ray does not start on this machine: {first_line(error)}; leave --launcher ray out")
+        return GateError(f"Ray does not start on this machine: {first_line(error)}; remove --launcher ray")
     if options.ray_address == AUTO:
         return GateError(
-            "--ray_address is auto, but no cluster of Ray runs on this machine; start one by ray start --head, or leave "
-            "--ray_address out for one of this command alone"
+            "--ray_address is auto, but no cluster of Ray runs on this machine; start one by ray start --head, or remove "
+            "--ray_address for a cluster of this command alone"
         )
     return GateError(
         f"there is no cluster of Ray at --ray_address {options.ray_address}: {first_line(error)}; start one by ray start "
-        "--head and give the address that it tells, or leave --ray_address out for one of this machine alone"
+        "--head and give its address, or remove --ray_address for a cluster of this machine alone"
     )
 
 
 @contextmanager
 def connected(options: LauncherOptions, accelerator: str) -> Iterator[None]:
-    """Tasks can be given to a cluster in the ``with`` block: the one at the address, or one of this machine alone, which ends
-    with the block.
+    """Connect to a cluster for a ``with`` block: the one at the address, or one of this machine, which ends with the block.
 
     Args:
-        options: what is asked for.
-        accelerator: of the trainer of every task.
+        options: The options of the launcher.
+        accelerator: The accelerator of the trainer of every task.
 
     Raises:
-        GateError: if it cannot be had, or has not what a task needs.
+        GateError: If there is no cluster, or it lacks what a task needs.
     """
     check_ray(options)
     for name, value in SETTINGS.items():
@@ -81,7 +77,7 @@ def connected(options: LauncherOptions, accelerator: str) -> Iterator[None]:
         raise unreachable(options, error) from error
     try:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, terminated)  # Ray has one of its own, which says nothing
+            signal.signal(signal.SIGTERM, terminated)  # Ray's own handler ends without a message
         gpus_per_task(options, accelerator)  # raises
         yield
     finally:
@@ -89,14 +85,14 @@ def connected(options: LauncherOptions, accelerator: str) -> Iterator[None]:
 
 
 def gpus_per_task(options: LauncherOptions, accelerator: str) -> float:
-    """The GPUs that each task gets on the cluster that this process is connected to.
+    """Return the number of GPUs of each task on the connected cluster.
 
     Args:
-        options: what is asked for.
-        accelerator: of the trainer.
+        options: The options of the launcher.
+        accelerator: The accelerator of the trainer.
 
     Raises:
-        GateError: if no machine of the cluster has as many cores or GPUs as a task gets.
+        GateError: If no machine of the cluster has as many cores or GPUs as a task gets.
     """
     import ray
 
@@ -117,8 +113,8 @@ def gpus_per_task(options: LauncherOptions, accelerator: str) -> float:
         )
     if wanted > 0 and accelerator not in ON_GPUS:
         raise GateError(
-            f"--ray_gpus_per_task is {wanted:g}, but --trainer.accelerator {accelerator} uses none; leave one of them away"
+            f"--ray_gpus_per_task is {wanted:g}, but --trainer.accelerator {accelerator} uses none; remove one of them"
         )
     if wanted == 0 and accelerator in ON_GPUS[1:]:
-        raise GateError(f"--ray_gpus_per_task is 0, but --trainer.accelerator {accelerator} needs one; leave one of them away")
+        raise GateError(f"--ray_gpus_per_task is 0, but --trainer.accelerator {accelerator} needs one; remove one of them")
     return float(wanted)

@@ -1,8 +1,7 @@
-"""Logging to W&B without ever asking a question: online when logged in and W&B answers, offline otherwise."""
+"""Logging to W&B without prompts: online if the user is logged in and W&B answers, offline otherwise."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import re
@@ -12,7 +11,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from http.client import HTTPException
 from importlib import metadata
@@ -33,28 +32,16 @@ from training.runs.launched import is_first_process
 from training.runs.stored import damaged, read_text
 
 PACKAGES = (
-    "torch",
-    "pytorch-lightning",
-    "transformers",
-    "torchmetrics",
-    "datasets",
-    "safetensors",
-    "tokenizers",
-    "sacrebleu",
-    "wandb",
-)
-PATIENCE = 5.0
-"""Seconds within which W&B's server has to answer at all."""
+    "torch", "pytorch-lightning", "transformers", "torchmetrics", "datasets", "safetensors", "tokenizers", "sacrebleu", "wandb",
+)  # fmt: skip
+Mode = Literal["online", "offline", "disabled"]
 
 
 def reachable(options: WandbOptions) -> WandbOptions:
-    """The options with the mode that will work, found out before there is anything to lose.
-
-    With ``auto``, a server that does not answer or does not take the key is no reason to stop: the mode is ``offline`` then,
-    and one line says so.
+    """Return the options with a mode that works: with ``auto``, a server that does not answer makes the run offline.
 
     Raises:
-        GateError: where ``online`` was asked for and that is not possible.
+        GateError: If the mode is ``online`` and that is not possible.
     """
     mode = resolved_mode(options)
     if mode != "online" or not is_first_process(os.environ):
@@ -70,7 +57,6 @@ def reachable(options: WandbOptions) -> WandbOptions:
 
 
 def _why_not_online() -> str | None:
-    """What is in the way of a run that is shown online; None if nothing is."""
     settings = wandb.setup().settings
     if not wandb.login(prompt=False, verify=False):
         return "W&B has no key for you; use wandb login, or set WANDB_API_KEY"
@@ -86,13 +72,13 @@ def _why_not_online() -> str | None:
 
 
 def no_answer_of(server: str, proxies: Mapping[str, str]) -> str | None:
-    """Why a server does not answer soon; None if it does, whatever it says."""
+    """Return why a server does not answer within 5 seconds, or None if it does, whatever it says."""
     try:
-        urllib.request.build_opener(urllib.request.ProxyHandler(dict(proxies))).open(server, timeout=PATIENCE).close()
+        urllib.request.build_opener(urllib.request.ProxyHandler(dict(proxies))).open(server, timeout=5.0).close()
     except HTTPError:
         return None
     except URLError as error:
-        return None if isinstance(error.reason, ssl.SSLError) else str(error.reason)  # W&B may trust more than we do
+        return None if isinstance(error.reason, ssl.SSLError) else str(error.reason)  # W&B may trust other certificates
     except (OSError, HTTPException, ValueError) as error:
         return first_line(error)
     return None
@@ -102,24 +88,20 @@ def say_offline(reason: str) -> None:
     print(f"warning: {reason}; what is logged is kept here, and wandb sync sends it later", file=sys.stderr)
 
 
-def resolved_mode(options: WandbOptions) -> Literal["online", "offline", "disabled"]:
-    """``online``, ``offline`` or ``disabled`` as is asked for, decided without a prompt and without the network."""
+def resolved_mode(options: WandbOptions) -> Mode:
+    """Return the mode that the options, W&B's environment and its login lead to, without a prompt or the network."""
     if options.mode != "auto":
         return options.mode
-    match os.environ.get("WANDB_MODE", "").lower():
-        case "online":
-            return "online"
-        case "offline" | "dryrun":
-            return "offline"
-        case "disabled":
-            return "disabled"
+    modes: dict[str, Mode] = {"online": "online", "offline": "offline", "dryrun": "offline", "disabled": "disabled"}
+    if (stated := modes.get(os.environ.get("WANDB_MODE", "").lower())) is not None:
+        return stated
     with environment_of_wandb():
         return "online" if wandb.login(prompt=False, verify=False) else "offline"
 
 
 @contextmanager
 def lost_in_wandb() -> Iterator[None]:
-    """Warn in one sentence of what W&B does not take in a ``with`` block; results are on the disk and stay complete."""
+    """Warn if W&B does not take what a ``with`` block sends. The results on the disk stay complete."""
     try:
         yield
     except (OSError, wandb.errors.Error, GateError) as error:
@@ -137,19 +119,19 @@ def has_home() -> bool:
 
 @contextmanager
 def environment_of_wandb(run_path: Path | None = None) -> Iterator[None]:
-    """W&B's complaints about its environment variables as one sentence; empty ones are as if they were not set, and the client
-    tells neither us nor its makers anything unasked.
+    """Set up W&B's environment variables for a ``with`` block. Empty variables are removed, and the client reports nothing
+    about itself.
 
     Raises:
-        GateError: naming the variable.
+        GateError: If W&B does not take a variable, which the message names.
     """
     for name in [name for name, value in os.environ.items() if name.startswith("WANDB_") and not value]:
         del os.environ[name]
     if run_path is not None and not has_home():
-        for name in ("CACHE", "CONFIG", "DATA"):  # staged artifacts are there, which wandb sync sends
+        for name in ("CACHE", "CONFIG", "DATA"):  # they hold staged artifacts, which wandb sync sends
             os.environ.setdefault(f"WANDB_{name}_DIR", str(run_path.absolute() / "wandb" / name.lower()))
     os.environ.setdefault("WANDB_SILENT", "true")
-    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # of the client itself, for which offline runs look up a server
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # offline runs would look up a server
     try:
         yield
     except pydantic.ValidationError as error:
@@ -159,32 +141,28 @@ def environment_of_wandb(run_path: Path | None = None) -> Iterator[None]:
 
 
 def make_logger(options: WandbOptions, run_path: Path, config: dict[str, Any]) -> WandbLogger | None:
-    """A Lightning logger whose files lie in ``run_path/wandb``; None if disabled.
-
-    A run that is resumed goes on in W&B under the id it began with.
-    """
+    """Return a Lightning logger whose files lie in ``run_path/wandb``, or None if disabled. A resumed run keeps its id."""
     if resolved_mode(options) == "disabled":
         return None
     if rank_zero_only.rank != 0:  # type: ignore[attr-defined]
-        return WandbLogger(save_dir=str(run_path), project=options.project)  # never asked for a run
+        return WandbLogger(save_dir=str(run_path), project=options.project)  # it is never used for a run
     name = options.name or run_path.name
     started = start(options, run_path, id=run_id(run_path), name=name, group=options.group, config=config)
     assert started is not None
     started.define_metric("trainer/global_step")
     started.define_metric("*", step_metric="trainer/global_step", step_sync=True)
-    # Lightning's own start passes a setting that W&B has given up, and is warned.
+    # Lightning's own start passes a deprecated setting.
     return WandbLogger(save_dir=str(run_path), project=options.project, experiment=started)
 
 
 def start(options: WandbOptions, run_path: Path, *, config: Mapping[str, Any], **described: Any) -> wandb.Run | None:
-    """A run in W&B whose files lie in ``run_path/wandb``; None if disabled.
-
-    A server that has stopped to answer since :func:`reachable` makes it an offline run, which one line says.
+    """Start a run in W&B whose files lie in ``run_path/wandb``; None if disabled. A server that no longer answers makes it an
+    offline run.
 
     Args:
-        options: how it appears.
-        run_path: the run directory.
-        config: what the run was told.
+        options: The options of the run.
+        run_path: The run directory.
+        config: The options to show in W&B.
         described: ``id``, ``name``, ``group``, ``job_type`` and the like, as ``wandb.init`` takes them.
     """
     mode = resolved_mode(options)
@@ -192,7 +170,7 @@ def start(options: WandbOptions, run_path: Path, *, config: Mapping[str, Any], *
         return None
     with environment_of_wandb(run_path):
 
-        def begin(mode: Literal["online", "offline"]) -> wandb.Run:
+        def begin(mode: Mode) -> wandb.Run:
             return wandb.init(
                 dir=str(run_path.absolute()),  # the client's service may be that of a parent process elsewhere
                 project=options.project,
@@ -215,7 +193,7 @@ def start(options: WandbOptions, run_path: Path, *, config: Mapping[str, Any], *
 
 
 def run_id(run_path: Path) -> str:
-    """W&B's id of the run in this directory, made when it is first asked for."""
+    """Return W&B's id of the run in this directory. It is made at the first call."""
     file = run_path / "wandb" / "run_id.txt"
     if not file.is_file():
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -228,12 +206,12 @@ def run_id(run_path: Path) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what results depend on."""
+    """Return the versions of the packages that results depend on."""
     return {"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}}
 
 
 def machine() -> dict[str, str | int]:
-    """The processor and the accelerator, if there is one."""
+    """Return the processor, and the GPU if there is one."""
     described: dict[str, str | int] = {"platform": platform.machine(), "cpu_cores": os.cpu_count() or 1}
     described["torch_threads"] = torch.get_num_threads()
     if torch.cuda.is_available():
@@ -242,13 +220,13 @@ def machine() -> dict[str, str | int]:
 
 
 def code_version() -> dict[str, str]:
-    """The package's version and, in a git checkout, the commit."""
+    """Return the package's version and, in a git checkout, the commit."""
     described: dict[str, str] = {}
-    with contextlib.suppress(metadata.PackageNotFoundError):
+    with suppress(metadata.PackageNotFoundError):
         described["version"] = metadata.version("head-gates")
     if not (Path(__file__).parents[2] / ".git").exists():
         return described
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+    with suppress(OSError, subprocess.CalledProcessError):
         described["commit"] = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     return described

@@ -1,4 +1,4 @@
-"""A better mask within its budget, found on training data: :mod:`gates.search` with a task's data and the present weights."""
+"""Search for a better mask on training data: :mod:`gates.search` with a task's data and the present weights."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from training.scoring.subject import Batch, ScoringContext, at_rest
 def refine(
     subject: ScoringContext, mask: Tensor, search: SwapSearch, *, budget: Budget, minimum_per_layer: int = 0
 ) -> Refinement:
-    """The mask ``[gates]`` refined by swaps; under a budget per kind, gates are swapped within their kind.
+    """Refine a mask ``[gates]`` by swaps. Under a budget per kind, gates are swapped within their kind.
 
-    Dropout is off. The subject's gates are left as they were.
+    Dropout is off. The subject's gates are restored.
     """
     gates = subject.gates
     with calibration(subject, search.rows) as found, progress.stage("searching by swaps, passes", search.passes) as shown:
@@ -57,7 +57,7 @@ def refine(
 def refined_by_swaps(
     subject: ScoringContext, mask: Tensor, search: SwapSearch, *, budget: Budget, minimum_per_layer: int = 0
 ) -> dict[str, Any]:
-    """What :func:`refine` finds, as plain data: the new mask and how it was found."""
+    """Refine a mask by swaps, and return the result of :func:`refine` as JSON."""
     found = refine(subject, mask, search, budget=budget, minimum_per_layer=minimum_per_layer)
     return vars(found) | {"mask": found.mask.tolist(), "gains": [gain._asdict() for gain in found.gains]}
 
@@ -72,9 +72,9 @@ def draw(
     minimum_per_layer: int = 0,
     seed: int = 0,
 ) -> BestDraw:
-    """The best of a mask ``[gates]`` and of masks drawn by scores ``[gates]`` within its budget.
+    """Return the best of a mask ``[gates]`` and of masks that scores ``[gates]`` draw within its budget.
 
-    Dropout is off. The subject's gates are left as they were.
+    Dropout is off. The subject's gates are restored.
     """
     draws = draw_masks(
         scores,
@@ -96,14 +96,14 @@ def draw(
 
 
 def losses_of(subject: ScoringContext, masks: Sequence[Tensor], rows: int) -> list[float]:
-    """The mean loss with each mask ``[gates]`` on training data that neither scored the heads nor trains anything.
+    """Return the mean loss with each mask on training data that neither scored the heads nor trains anything.
 
     Args:
-        subject: with the weights that the masks are for.
+        subject: The model with the weights that the masks are for.
         masks: 0/1 ``[gates]``.
-        rows: training examples, of which the deciding half is taken.
+        rows: The number of training examples; the deciding half of them is used.
     """
-    different = {tuple(mask.tolist()): mask for mask in masks}  # the same heads are often found again
+    different = {tuple(mask.tolist()): mask for mask in masks}  # several searches may find the same mask
     losses = dict[tuple[float, ...], float]()
     with calibration(subject, rows) as found, progress.stage("judging masks", len(different)) as shown:
         for values, mask in different.items():
@@ -113,7 +113,7 @@ def losses_of(subject: ScoringContext, masks: Sequence[Tensor], rows: int) -> li
 
 
 def _shown(loss: Loss, stage: progress.Stage) -> Loss:
-    """The loss, whose passes over the data advance a stage."""
+    """Return the loss with progress: each pass over the data advances a stage."""
 
     def counted(values: Tensor, share: float) -> float:
         found = loss(values, share)
@@ -124,17 +124,16 @@ def _shown(loss: Loss, stage: progress.Stage) -> Loss:
 
 
 class Calibration:
-    """Losses and gradients of gate values with a subject's present weights, on training data that neither scored the heads nor
-    trains anything.
+    """Losses and gradients of gate values on training data that neither scored the heads nor trains anything.
 
     Each process has a share of the examples, and all get the same numbers, so that they come to the same decisions.
 
     Args:
-        subject: at rest. Its trainer's precision counts.
-        rows: training examples in two halves (see :meth:`training.data.base.TaskData.calibration_dataloaders`).
+        subject: The model at rest. Its trainer's precision is used.
+        rows: The number of training examples in two halves.
 
     Attributes:
-        proposing, deciding: batches of each half.
+        proposing, deciding: The batches of each half.
     """
 
     def __init__(self, subject: ScoringContext, rows: int) -> None:
@@ -146,15 +145,14 @@ class Calibration:
 
     @torch.no_grad()
     def loss(self, values: Tensor, share: float, half: Sequence[Batch]) -> float:
-        """Mean loss with gate values ``[gates]`` over a share of one half."""
+        """Return the mean loss with gate values ``[gates]`` over a share of one half."""
         found = self._losses(values, half[:: max(1, round(1 / share))])
         examples = torch.tensor(float(len(found)), dtype=torch.float64, device=self.device)
         return float(self.subject.summed(found.sum()) / self.subject.summed(examples))
 
     @torch.no_grad()
     def losses(self, values: Tensor) -> Tensor:
-        """Losses with gate values ``[gates]`` of the examples of the deciding half, ``[examples]``, float64: those of one
-        process after those of another, so that all have the same."""
+        """Return the losses ``[examples]``, float64, of the deciding half of all processes with gate values ``[gates]``."""
         found, trainer = self._losses(values, self.deciding), self.subject.trainer
         counts = torch.zeros(trainer.world_size, dtype=torch.float64, device=self.device)
         counts[trainer.global_rank] = len(found)
@@ -165,7 +163,7 @@ class Calibration:
         return self.subject.summed(everyone)
 
     def gradient(self, values: Tensor) -> Tensor:
-        """Of the loss with respect to gate values ``[gates]``, up to a factor, on the proposing half."""
+        """Return the gradient of the loss on the proposing half with respect to gate values ``[gates]``, up to a factor."""
         leaf = values.clone().requires_grad_()
         for batch in self.proposing:
             self._losses_of(leaf, batch).sum().backward()
@@ -183,6 +181,6 @@ class Calibration:
 
 @contextmanager
 def calibration(subject: ScoringContext, rows: int) -> Iterator[Calibration]:
-    """A :class:`Calibration` for the length of a ``with`` block: dropout is off and the weights rest."""
+    """Yield a :class:`Calibration` with dropout off and frozen weights."""
     with at_rest(subject.module, subject.device), frozen(subject.backbone):
         yield Calibration(subject, rows)

@@ -1,4 +1,4 @@
-"""Passes over the scoring data, each of which yields one or several raw scores of a dense model."""
+"""Passes over the scoring data. Each pass returns one or several raw scores of a dense model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,22 +56,20 @@ from training.runs import progress
 from training.scoring.subject import Batch, ScoringContext
 from training.tasks.translation import Translation, generate
 
-# What heads put out on training data: its mean, and the gate values or weights that make up for closed ones.
+# Mean head outputs on training data, and gate values or weights that make up for closed heads.
 
 
 def rescale(subject: ScoringContext, mask: Tensor, *, rows: int = 512) -> Tensor:
-    """Real gate values for any mask by least squares (see :func:`gates.recovery.rescale.rescaled_gates`).
+    """Fit real gate values for a mask by least squares (see :func:`gates.recovery.rescale.rescaled_gates`).
 
     Args:
-        subject: with the weights that the mask is for.
+        subject: The model with the weights that the mask is for.
         mask: 0/1 ``[gates]``.
-        rows: of the scoring data to fit on, at most, spread over all lengths; they have far more positions than there are
-            unknowns.
+        rows: The largest number of rows of the scoring data to fit on, spread over all lengths.
 
     Returns:
         ``[gates]``, float64 on the CPU; 0 where the mask is.
     """
-
     with subject.at_rest():
         return rescaled_gates(
             subject.gates, mask, partial(subject.thinned, rows), partial(_run, subject), subject.valid_queries
@@ -81,14 +79,13 @@ def rescale(subject: ScoringContext, mask: Tensor, *, rows: int = 512) -> Tensor
 def refit(
     subject: ScoringContext, mask: Tensor, dense: Mapping[str, Tensor], *, ridge: float, rows: int, feed_forward: bool
 ) -> list[Refitted]:
-    """Change the weights behind the heads so that the model does without the closed ones (see
-    :func:`gates.recovery.refit.refit_`).
+    """Change the weights behind the heads to make up for closed heads (see :func:`gates.recovery.refit.refit_`).
 
     Args:
-        subject: with the weights that the mask is for; they are changed.
+        subject: The model with the weights that the mask is for. They are changed.
         mask: 0/1 ``[gates]``.
-        dense: parameters of the dense model by name.
-        ridge, rows, feed_forward: see :class:`training.config.model.RefitSearch`.
+        dense: The parameters of the dense model by name.
+        ridge, rows, feed_forward: See :class:`training.config.model.RefitSearch`.
     """
     aim = {name: dense[name].to(subject.device) for name, _ in subject.backbone.named_parameters()}
     with subject.at_rest():
@@ -109,7 +106,7 @@ def _run(subject: ScoringContext, batch: Batch) -> object:
 
 
 def mean_outputs(subject: ScoringContext) -> list[Tensor]:
-    """The mean head output of each site, ``[heads * head_dim]``, for :func:`gates.scores.ablation.mean_replacement`."""
+    """Return the mean head output of each site, ``[heads * head_dim]``."""
     means = MeanHeadOutput(subject.gates.sites).to(subject.device)
     with subject.at_rest():
         observe_outputs(subject, means, "mean outputs")
@@ -118,12 +115,12 @@ def mean_outputs(subject: ScoringContext) -> list[Tensor]:
 
 @torch.no_grad()
 def observe_outputs(subject: ScoringContext, metric: MeanHeadOutput, description: str) -> None:
-    """Feed a metric with what all heads put out on the scoring data.
+    """Update a metric with the outputs of all heads on the scoring data.
 
     Args:
-        subject: at rest.
-        metric: of the subject's sites, on its device.
-        description: of the pass, for its bar.
+        subject: The model at rest.
+        metric: The metric of the subject's sites, on its device.
+        description: The name of the pass, for its bar.
     """
     sites = subject.gates.sites
     for batch in subject.batches(description):
@@ -136,16 +133,15 @@ def observe_outputs(subject: ScoringContext, metric: MeanHeadOutput, description
             subject.task.losses(subject.backbone, batch)
 
 
-# Relevance of heads over the scoring data: to the class of a sentence, or to each token of its translation.
-
-
 def relevance_shares(subject: ScoringContext, *, epsilon: float | None, description: str) -> Shares:
-    """Mean shares of heads in the relevance of their layers, each ``[heads]``.
+    """Return the mean shares of heads in the relevance of their layers, each ``[heads]``.
+
+    Relevance is that to the predicted class of an example, or to each token of its own translation.
 
     Args:
-        subject: at rest.
-        epsilon: of the epsilon rule; None for activation times gradient.
-        description: of the pass, for its bar.
+        subject: The model at rest.
+        epsilon: The epsilon of the epsilon rule. None for activation times gradient.
+        description: The name of the pass, for its bar.
     """
     sites, backbone = subject.gates.sites, subject.backbone
     shares = RelevanceShares(head_layers(sites)).to(subject.device)
@@ -156,7 +152,7 @@ def relevance_shares(subject: ScoringContext, *, epsilon: float | None, descript
 
 
 def _predicted(subject: ScoringContext, batch: Batch) -> dict[str, Tensor]:
-    """The model's inputs; for a translator with its own greedy translation."""
+    """Return the inputs of the model; for a translator with its own greedy translation."""
     task, backbone = subject.task, subject.backbone
     if not isinstance(task, Translation):
         return task.model_inputs(backbone, batch)
@@ -165,12 +161,11 @@ def _predicted(subject: ScoringContext, batch: Batch) -> dict[str, Tensor]:
     return with_text(backbone, {"input_ids": ids, "attention_mask": mask}, written)
 
 
-# Constants in place of closed heads, fitted on training data: :mod:`gates.scores.ablation` with a task's data.
+# Constants in place of closed heads, fitted on training data (see :mod:`gates.scores.ablation`).
 
 
 def constant_of_each(subject: ScoringContext) -> list[Tensor]:
-    """For every gate the constants that cost least where it alone is closed, put together: ``[heads * head_dim]`` of each
-    site, for :func:`gates.scores.ablation.mean_replacement`."""
+    """Return for each site, ``[heads * head_dim]``, the constants that cost least where one gate alone is closed."""
     sizes = subject.gates.sizes
     fitted = optimal_constants(subject, leave_one_out_masks(subject.gates.size)[1:])
     constants, first = [], 0
@@ -182,13 +177,13 @@ def constant_of_each(subject: ScoringContext) -> list[Tensor]:
 
 
 def optimal_constants(subject: ScoringContext, masks: Tensor, *, steps: int = 8, rows: int = 256) -> list[Tensor]:
-    """Constants in place of closed heads with which the mean loss is lowest (see :mod:`gates.scores.ablation`).
+    """Fit constants in place of closed heads that make the mean loss lowest.
 
     Args:
-        subject: with the weights that the masks are for.
-        masks: 0/1 ``[masks, gates]``; the heads that a mask closes have constants of their own, found together.
-        steps: of descent from the mean outputs; each is a forward and a backward pass for every mask.
-        rows: scoring examples to fit on, at most, spread over all lengths; those of all processes together.
+        subject: The model with the weights that the masks are for.
+        masks: 0/1 ``[masks, gates]``. The heads that a mask closes have constants of their own, fitted together.
+        steps: The number of descent steps from the mean outputs. A step is a forward and a backward pass for every mask.
+        rows: The largest number of scoring examples to fit on, spread over all lengths and processes.
 
     Returns:
         For each site ``[masks, heads * head_dim]``; where a mask keeps a head, its mean output.
@@ -202,17 +197,14 @@ def optimal_constants(subject: ScoringContext, masks: Tensor, *, steps: int = 8,
         def evaluate(points: Tensor) -> tuple[Tensor, Tensor]:
             found = MeanGradients([points[:, 0], points]).set_dtype(torch.float64).to(subject.device)
             for batch in batches:
-                values, slopes = zip(
-                    *(
-                        _loss_and_slope(subject, batch, mask, point.split(sizes))
-                        for mask, point in zip(masks, points, strict=True)
-                    ),
-                    strict=True,
-                )
-                found.update([torch.stack(values), torch.stack(slopes)], len(batch["labels"]))
+                each = [
+                    _loss_and_slope(subject, batch, mask, point.split(sizes)) for mask, point in zip(masks, points, strict=True)
+                ]
+                values, slopes = (torch.stack(parts) for parts in zip(*each, strict=True))
+                found.update([values, slopes], len(batch["labels"]))
             shown.advance()
             value, slope = found.compute()
-            return value.reshape(len(points)), slope  # metrics squeeze what has one entry
+            return value.reshape(len(points)), slope  # metrics squeeze a single entry
 
         dense = torch.ones(subject.gates.size)
         losses = MeanGradients([dense[0]]).set_dtype(torch.float64).to(subject.device)
@@ -223,7 +215,7 @@ def optimal_constants(subject: ScoringContext, masks: Tensor, *, steps: int = 8,
 
 
 def _loss_and_slope(subject: ScoringContext, batch: Batch, mask: Tensor, constants: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """The mean loss of a batch with constants in place of closed heads, and its gradient with respect to all constants."""
+    """Return the mean loss of a batch with constants in place of closed heads, and its gradient."""
     gates, parts = subject.gates, mask.split(subject.gates.sizes)
     leaves = [constant.clone().requires_grad_(not bool(part.all())) for constant, part in zip(constants, parts, strict=True)]
     free = [leaf for leaf in leaves if leaf.requires_grad]
@@ -234,16 +226,16 @@ def _loss_and_slope(subject: ScoringContext, batch: Batch, mask: Tensor, constan
 
 
 Raw = Callable[[str], Tensor]
-"""A raw score by its name, computed if it is not known."""
+"""A function that returns a raw score by its name. It computes the score if it is unknown."""
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One way over the scoring data.
+    """One pass over the scoring data.
 
     Args:
-        raws: names of the raw scores it yields.
-        run: yields them, each ``[gates]`` but for the Fisher matrix, from a subject at rest and what is known of it.
+        raws: The names of the raw scores that it returns.
+        run: A function that computes them for a subject at rest, each ``[gates]`` but for the Fisher matrix.
     """
 
     raws: tuple[str, ...]
@@ -251,7 +243,7 @@ class Pass:
 
 
 def _gradients(subject: ScoringContext, raw: Raw) -> dict[str, Tensor]:
-    """Everything that one backward pass per batch gives."""
+    """Return everything that one backward pass per batch gives."""
     gates = subject.gates
     weights = output_weights(gates)
     example, token, batch_wise = (HeadImportance(gates.size).to(subject.device) for _ in range(3))
@@ -259,7 +251,7 @@ def _gradients(subject: ScoringContext, raw: Raw) -> dict[str, Tensor]:
     of_weights = MeanGradients(weights).to(subject.device)
     with requiring_gradients(weights):
         for batch in subject.batches("scoring heads"):
-            rows = gradient_rows(gates, lambda batch=batch: subject.losses(batch), weights)  # type: ignore[misc]
+            rows = gradient_rows(gates, partial(subject.losses, batch), weights)
             example.update(rows.example)
             fisher.update(rows.example)
             token.update(rows.token)
@@ -280,7 +272,6 @@ def _gradients(subject: ScoringContext, raw: Raw) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def _attention(subject: ScoringContext, raw: Raw) -> dict[str, Tensor]:
-    """What attention distributions say, without gradients."""
     gates, backbone = subject.gates, subject.backbone
     entropy = AttentionEntropy(gates.sites).to(subject.device)
     confidence = AttentionConfidence(gates.sites).to(subject.device)
@@ -294,7 +285,7 @@ def _attention_gradients(subject: ScoringContext, raw: Raw) -> dict[str, Tensor]
     gates, backbone = subject.gates, subject.backbone
     importance = HeadImportance(gates.heads).to(subject.device)
     for batch in subject.batches("differentiating attention"):
-        importance.update(attention_gradients(backbone, gates.sites, lambda batch=batch: subject.losses(batch)))  # type: ignore[misc]
+        importance.update(attention_gradients(backbone, gates.sites, partial(subject.losses, batch)))
     return {"attention-his": gates.to_gates(importance.compute().his)}
 
 
@@ -303,32 +294,27 @@ def _output_moments(subject: ScoringContext, raw: Raw) -> dict[str, Tensor]:
 
 
 def brain_surgeon_of(subject: ScoringContext) -> Tensor:
-    """What removal costs an optimal brain surgeon, ``[gates]`` float64, of a subject at rest: from moments of the output
-    projections' inputs and of their outputs' gradients."""
+    """Return the cost of removal by an optimal brain surgeon, ``[gates]`` float64, of a subject at rest.
+
+    It follows from moments of the output projections' inputs and of their outputs' gradients.
+    """
     gates = subject.gates
     shapes = [weight_by_output(site.output).shape for site in gates.sites]
     moments = [SiteMoments(features, outputs).to(subject.device) for outputs, features in shapes]
     for batch in subject.batches("gathering moments of outputs"):
         valid = rows_by_site(subject.valid_queries(batch), gates.sites)
-        for site, inputs, gradients in output_gradients(gates, lambda batch=batch: subject.losses(batch)):  # type: ignore[misc]
+        for site, inputs, gradients in output_gradients(gates, partial(subject.losses, batch)):
             examples = len(batch["labels"])
             moments[site].update(inputs, gradients, examples, valid[site])
     return brain_surgeon_scores(gates, [of_site.compute() for of_site in moments])
 
 
-@dataclass(frozen=True)
-class Variant:
-    """A variant of HIS: where absolute values are taken, and whether it is normalised.
+class Variant(NamedTuple):
+    """A variant of HIS."""
 
-    Args:
-        raw: the raw score with all gates open.
-        granularity: of its gradients.
-        by_layer: whether it is divided by its norm over each layer.
-    """
-
-    raw: str
-    granularity: Granularity
-    by_layer: bool
+    raw: str  # the raw score with all gates open
+    granularity: Granularity  # where absolute values are taken
+    by_layer: bool  # whether the score is divided by its norm over each layer
 
 
 GRANULARITIES: dict[str, Granularity] = {"his": "example", "his-token": "token", "his-batch": "batch"}
@@ -337,11 +323,10 @@ VARIANTS = {
     for raw, granularity in GRANULARITIES.items()
     for by_layer in (True, False)
 }
-"""Of HIS, by the name of the method that ranks by it."""
 
 
 def _steps(name: str) -> Pass:
-    """A variant of HIS again after every tenth of the gates; one pass per step, the first of which is that of the variant."""
+    """Score by a variant of HIS again after every tenth of the gates. The first step is the pass of the variant itself."""
     variant, found = VARIANTS[name], f"{name}-steps"
 
     def run(subject: ScoringContext, raw: Raw) -> dict[str, Tensor]:
@@ -354,7 +339,7 @@ def _steps(name: str) -> Pass:
             importance = HeadImportance(gates.size).to(subject.device)
             with gates.use(mask.to(subject.device)):
                 for batch in subject.batches("scoring heads in steps"):
-                    rows = head_gradients(gates, lambda batch=batch: subject.losses(batch), variant.granularity)  # type: ignore[misc]
+                    rows = head_gradients(gates, partial(subject.losses, batch), variant.granularity)
                     importance.update(rows)
             return importance.compute().his.cpu()
 
@@ -366,12 +351,8 @@ def _steps(name: str) -> Pass:
     return Pass((found,), run)
 
 
-def _left_out(subject: ScoringContext, raw: Raw) -> dict[str, Tensor]:
-    return {"leave-one-out": _ablated(subject, "leaving heads out")}
-
-
 def _ablated(subject: ScoringContext, description: str) -> Tensor:
-    """The loss with each gate closed alone, above the dense model's: one pass per gate."""
+    """Return the loss with each gate closed alone, minus the dense model's: one pass per gate."""
     gates = subject.gates
     masks = leave_one_out_masks(gates.size).to(subject.device)
     effects = HeadImportance(gates.size).to(subject.device)
@@ -381,21 +362,21 @@ def _ablated(subject: ScoringContext, description: str) -> Tensor:
     return effects.compute().signed
 
 
+def _left_out(subject: ScoringContext, raw: Raw) -> dict[str, Tensor]:
+    return {"leave-one-out": _ablated(subject, "leaving heads out")}
+
+
 def _mean_ablated(subject: ScoringContext, raw: Raw) -> dict[str, Tensor]:
-    """The same with its mean output in the place of the closed head."""
     with mean_replacement(subject.gates, mean_outputs(subject)):
         return {"mean-ablation": _ablated(subject, "mean ablation")}
 
 
 def _optimally_ablated(subject: ScoringContext, raw: Raw) -> dict[str, Tensor]:
-    """The same with the constant in the place of the closed head that costs least."""
     with mean_replacement(subject.gates, constant_of_each(subject)):
         return {"optimal-ablation": _ablated(subject, "optimal ablation")}
 
 
 def _relevance(name: str, epsilon: float | None) -> Pass:
-    """Shares of heads in the relevance of their layers, by absolute values and with the sign."""
-
     def run(subject: ScoringContext, raw: Raw) -> dict[str, Tensor]:
         shares = relevance_shares(subject, epsilon=epsilon, description=f"propagating {name}")
         return {name: subject.gates.to_gates(shares.absolute), f"{name}-signed": subject.gates.to_gates(shares.signed)}
@@ -404,14 +385,13 @@ def _relevance(name: str, epsilon: float | None) -> Pass:
 
 
 def _outputs(subject: ScoringContext, raw: Raw) -> dict[str, Tensor]:
-    """What follows from the head outputs alone."""
     variance = HeadOutputVariance(subject.gates.sites).to(subject.device)
     observe_outputs(subject, variance, "observing head outputs")
     return {"flap": fluctuation(subject.gates, variance.compute())}
 
 
 def _shapley(subject: ScoringContext, raw: Raw) -> dict[str, Tensor]:
-    """Shapley values from one walk of every example: one pass for each gate, less where walks are truncated."""
+    """Estimate Shapley values by one walk per example: at most one pass for each gate."""
     size, device = subject.gates.size, subject.device
     batches = list(subject.batches("walking from all heads to none", bar=False))
     lengths = [len(batch["labels"]) for batch in batches]
@@ -439,7 +419,7 @@ def _shapley(subject: ScoringContext, raw: Raw) -> dict[str, Tensor]:
 
 
 def _greedy_gnorm(subject: ScoringContext, raw: Raw) -> dict[str, Tensor]:
-    """Greedy-Gnorm: a forward and a backward pass for every gate."""
+    """Rank by Greedy-Gnorm: a forward and a backward pass for every gate."""
     gates = subject.gates
     weights = input_weights(gates)
 
@@ -458,7 +438,7 @@ def _greedy_gnorm(subject: ScoringContext, raw: Raw) -> dict[str, Tensor]:
 
 
 def _logit_norms(subject: ScoringContext, batch: Batch) -> Tensor:
-    """The l2 norm of each example's logits ``[batch]``, over the positions that are not padding."""
+    """Return the l2 norm of each example's logits ``[batch]``, without padding."""
     logits = subject.task.losses(subject.backbone, batch)[1]
     valid = subject.task.valid_queries(batch)["decoder"] if logits.dim() == 3 else None
     if valid is not None:
@@ -487,8 +467,8 @@ PASSES: dict[str, Pass] = {
 
 
 def starting_scores(subject: ScoringContext, name: Literal["his", "obs"]) -> Tensor:
-    """Scores ``[gates]`` that can be compared across layers, from which gates start: HIS normalised by layer, or what removal
-    costs an optimal brain surgeon."""
+    """Return scores ``[gates]`` that gates start from. They can be compared across layers: HIS normalised by layer, or the
+    cost of removal by an optimal brain surgeon."""
     if name == "his":
         return normalise_by_layer(importance_of(subject).his, subject.gates.layer_index().cpu())
     with subject.at_rest():
@@ -496,24 +476,24 @@ def starting_scores(subject: ScoringContext, name: Literal["his", "obs"]) -> Ten
 
 
 def importance_of(subject: ScoringContext, *, also: Callable[[Batch], None] | None = None) -> Importance:
-    """HIS with its standard error, signed score and Fisher information, each ``[gates]`` on the CPU.
+    """Return HIS with its standard error, signed score and Fisher information, each ``[gates]`` on the CPU.
 
     Args:
-        subject: in whatever state.
-        also: called with every batch, at rest.
+        subject: The model in any state.
+        also: A function that is called with every batch, at rest.
     """
     gates = subject.gates
     importance = HeadImportance(gates.size).to(subject.device)
     with subject.at_rest():
         for batch in subject.batches():
-            importance.update(head_gradients(gates, lambda batch=batch: subject.losses(batch)))  # type: ignore[misc]
+            importance.update(head_gradients(gates, partial(subject.losses, batch)))
             if also is not None:
                 also(batch)
     return Importance(*(score.cpu() for score in importance.compute()))
 
 
 def importance_and_entropy(subject: ScoringContext) -> tuple[Importance, Tensor]:
-    """The same, and the mean normalised attention entropy ``[gates]`` on the CPU, in one way over the data."""
+    """Return the same and the mean normalised attention entropy ``[gates]`` on the CPU, in one pass."""
     gates, backbone = subject.gates, subject.backbone
     entropy = AttentionEntropy(gates.sites).to(subject.device)
 
@@ -526,10 +506,10 @@ def importance_and_entropy(subject: ScoringContext) -> tuple[Importance, Tensor]
 
 
 def pass_of(raw: str) -> str:
-    """The pass that yields a raw score.
+    """Return the name of the pass of a raw score.
 
     Raises:
-        GateError: for a name that is none.
+        GateError: For an unknown raw score.
     """
     found = next((name for name, one in PASSES.items() if raw in one.raws), None)
     if found is None:
@@ -538,25 +518,24 @@ def pass_of(raw: str) -> str:
     return found
 
 
-# What takes the place of closed heads while a model is evaluated.
-
 Replacement = Literal["zero", "mean", "constants", "uniform"]
+"""What a closed head puts out: nothing, its mean output on training data, the constants with which the loss on training data is
+lowest, or its output under uniform attention."""
 
 
 class Replacements:
-    """What takes the place of closed heads of one dense model; mean outputs are gathered once."""
+    """Replacements of closed heads of one dense model. Mean outputs are gathered once."""
 
     def __init__(self) -> None:
         self._means: list[Tensor] | None = None
 
     def use(self, subject: ScoringContext, replacement: Replacement, mask: Tensor) -> AbstractContextManager[None]:
-        """A replacement for the length of a ``with`` block.
+        """Replace closed heads during a ``with`` block.
 
         Args:
-            subject: with the dense weights.
-            replacement: nothing, their mean output on training data, the constants with which the loss on training data is
-                lowest, or what they would read with uniform attention.
-            mask: 0/1 ``[gates]``, for which constants are sought.
+            subject: The model with the dense weights.
+            replacement: The kind of replacement.
+            mask: 0/1 ``[gates]``, for which constants are fitted.
         """
         if replacement == "zero":
             return nullcontext()

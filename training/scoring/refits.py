@@ -22,14 +22,14 @@ from training.scoring.subject import ScoringContext
 
 @dataclass(frozen=True)
 class Refit:
-    """How weights were refitted to a mask.
+    """The result of a refit.
 
     Args:
-        ridge: that did best; None if the weights stay as they were, because with every ridge the model does worse.
-        reached: the main metric on the selection split with it.
-        tried: the same with each ridge.
-        unrefitted: the same with the mask alone.
-        cost: of all of them.
+        ridge: The best ridge. None if the model is worse with every ridge, so that the weights stay.
+        reached: The main metric on the selection split with it.
+        tried: The metric with each ridge.
+        unrefitted: The metric with the mask alone.
+        cost: The cost of all of them.
     """
 
     ridge: float | None
@@ -39,20 +39,20 @@ class Refit:
     cost: Cost
 
     def as_result(self) -> dict[str, Any]:
-        """As JSON, as an experiment keeps it."""
+        """Return the JSON of an experiment."""
         return {"ridge": self.ridge, "tried": self.tried, "unrefitted": self.unrefitted, **self.cost.as_row()}
 
 
 def best_refit_(subject: ScoringContext, mask: Tensor, search: RefitSearch, dense: Mapping[str, Tensor]) -> Refit:
-    """Refit weights with every ridge, leave those of the best, the first of equals, and return how it went.
+    """Refit weights with every ridge, keep those of the best one, the first of equals, and return how it went.
 
-    The weights stay as they were where every refit does worse on the selection split than the mask alone.
+    The weights stay where every refit does worse on the selection split than the mask alone.
 
     Args:
-        subject: The model with the weights to refit, which are changed.
-        mask: The mask ``[gates]``.
-        search: The ridges, and what they are fitted on.
-        dense: The parameters of the dense model by their names in the subject's, which are the aim.
+        subject: The model with the weights to refit. They are changed.
+        mask: 0/1 ``[gates]``.
+        search: The ridges and the data to fit on.
+        dense: The parameters of the dense model by name, whose outputs are the aim.
     """
 
     def gain(quality: float) -> float:
@@ -85,7 +85,7 @@ def _say(notice: str) -> None:
 
 
 def quality(subject: ScoringContext, mask: Tensor) -> float:
-    """The main metric on the selection split with a mask ``[gates]``, of all processes together."""
+    """Return the main metric of all processes on the selection split with a mask ``[gates]``."""
     loader, limit = subject.data.val_dataloader(), subject.trainer.limit_val_batches
     batches = limit if isinstance(limit, int) else int(limit * len(loader))
     metrics = subject.task.metrics("select").to(subject.device)
@@ -97,11 +97,11 @@ def quality(subject: ScoringContext, mask: Tensor) -> float:
 
 
 def copied_weights(subject: ScoringContext) -> dict[str, Tensor]:
-    """The subject's parameters by name, as copies on the CPU."""
+    """Return copies of the parameters on the CPU, by name."""
     return {name: parameter.detach().to("cpu", copy=True) for name, parameter in subject.backbone.named_parameters()}
 
 
 def use_weights_(subject: ScoringContext, weights: Mapping[str, Tensor]) -> None:
-    """Put what :func:`copied_weights` has kept back in place."""
+    """Restore the weights that :func:`copied_weights` returned."""
     for name, parameter in subject.backbone.named_parameters():
         parameter.data.copy_(weights[name])

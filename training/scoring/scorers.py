@@ -1,6 +1,6 @@
-"""Every scored method behind one interface: a scorer turns raw scores into one number per gate, higher kept first.
+"""Scored methods: a scorer turns raw scores into one number per gate, and the highest are kept.
 
-Raw scores come from passes over the scoring data (:mod:`training.scoring.passes`), each computed when first asked for.
+Raw scores come from passes over the scoring data (:mod:`training.scoring.passes`), which run when a score is first needed.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ from training.scoring.subject import ScoringContext
 OF_COST = {
     "seconds": "seconds", "peak_memory_mb": "peak-memory-mb", "forward_examples": "forward", "backward_examples": "backward",
 }  # fmt: skip
-"""What is kept of the cost of a pass, and under which name."""
+"""The fields of a pass's cost, with the names under which they are kept."""
 
 
 class Scores:
-    """Scores of a subject's heads, with open gates, without dropout and without autocast. Under DDP every process scores its
-    share and all get the whole result.
+    """Scores of a subject's heads, with open gates, without dropout and without autocast.
+
+    Under DDP every process scores its share and all get the whole result.
 
     Args:
-        subject: with the dense model's weights.
-        known: where raw scores are kept, in memory by default. Besides the scores it holds the cost of each pass
-            (``gradients-seconds`` and ``gradients-peak-memory-mb``, scalars) and the Fisher matrix ``[gates, gates]``.
+        subject: The model with the dense weights.
+        known: The place of raw scores, in memory by default. It also holds the cost of each pass as scalars
+            (``gradients-seconds``) and the Fisher matrix ``[gates, gates]``.
     """
 
     def __init__(self, subject: ScoringContext, known: MutableMapping[str, Tensor] | None = None) -> None:
@@ -52,39 +53,41 @@ class Scores:
         self.layer_index, self.kind_index = subject.gates.layer_index().cpu(), subject.gates.kind_index().cpu()
 
     def raw(self, name: str) -> Tensor:
-        """A raw score, ``[gates]`` float64 on the CPU (``fisher-matrix``: ``[gates, gates]``); see
-        :data:`training.scoring.passes.PASSES` for names.
+        """Return a raw score, ``[gates]`` float64 on the CPU (``fisher-matrix``: ``[gates, gates]``).
 
         Raises:
-            GateError: for an unknown name, or a score that is not defined for this model.
+            GateError: For a name that is not in :data:`training.scoring.passes.PASSES`, or a score that is not defined for
+                this model.
         """
         if name not in self.known:
             self._run(pass_of(name))
         return self.known[name]
 
     def by_layer(self, name: str) -> Tensor:
-        """A raw score divided by its l2 norm over each layer."""
+        """Return a raw score divided by its l2 norm over each layer."""
         return normalise_by_layer(self.raw(name), self.layer_index)
 
     def cost_of(self, method: str) -> Cost:
-        """The cost of the passes behind a method when they were run, for whichever method; nothing where there are none."""
+        """Return the cost of the passes behind a method, also where another method needed them first."""
         self._need(method)
         total = NO_COST
         for name in dict.fromkeys(pass_of(raw) for raw in scorer(method).raws):
-            kept = {part: self.known.get(f"{name}-{title}") for part, title in OF_COST.items()}
-            total = total.then(Cost.of({part: float(value) for part, value in kept.items() if value is not None}))
+            kept = {part: f"{name}-{title}" for part, title in OF_COST.items()}
+            if kept["peak_memory_mb"] not in self.known:  # unknown on this machine
+                del kept["peak_memory_mb"]
+            total = total.then(Cost.of({part: float(self.known[title]) for part, title in kept.items()}))
         return total
 
     def ranking(self, method: str, *, alpha: float = 0.5, seed: int = 0) -> Tensor:
-        """The scores by which a method ranks, ``[gates]`` float64, higher kept first.
+        """Return the scores by which a method ranks, ``[gates]`` float64, higher kept first.
 
         Args:
-            method: of :data:`SCORERS`.
-            alpha: of a weighted method; choose it on a selection split.
-            seed: of ``random``.
+            method: A name in :data:`SCORERS`.
+            alpha: The weight of a weighted method. Choose it on a selection split.
+            seed: The seed of ``random``.
 
         Raises:
-            GateError: for an unknown method, or one that ranks no heads.
+            GateError: For an unknown method, or one without a ranking.
         """
         ranking = scorer(method).ranking
         if ranking is None:
@@ -93,12 +96,12 @@ class Scores:
         return ranking(self, alpha, seed).double()
 
     def mask(self, method: str, budget: Budget, *, alpha: float = 0.5, seed: int = 0, minimum_per_layer: int = 0) -> Tensor:
-        """The 0/1 mask ``[gates]`` of a method at a budget, with exactly the budgeted number of ones.
+        """Return the 0/1 mask ``[gates]`` of a method at a budget, with exactly the budgeted number of ones.
 
         Args:
-            method, alpha, seed: as of :meth:`ranking`.
-            budget: gates to keep, in total or per kind.
-            minimum_per_layer: gates that every layer keeps.
+            method, alpha, seed: See :meth:`ranking`.
+            budget: The number of gates to keep, in total or per kind.
+            minimum_per_layer: The number of gates that every layer keeps.
         """
         found = scorer(method)
         mask = budget_mask(
@@ -111,12 +114,11 @@ class Scores:
         return rearrange(mask, self.raw("fisher-matrix"), self.layer_index) if found.rearranges else mask
 
     def _need(self, method: str) -> None:
-        """Compute a method's raw scores in their order, so that a later pass finds the earlier one done."""
+        """Compute a method's raw scores in their order: a later pass may need an earlier one."""
         for raw in scorer(method).raws:
             self.raw(raw)
 
     def _run(self, name: str) -> None:
-        """Go over the data once and remember what came out, and what it cost."""
         with measured(self.subject.device, self.subject.gates) as meter, self.subject.at_rest():
             found = PASSES[name].run(self.subject, self.raw)
         # The cost first: a process killed in between would leave scores that cost nothing.
@@ -308,31 +310,27 @@ SCORERS: dict[str, Scorer] = {
 
 
 def scorer(method: str) -> Scorer:
-    """A scored method by its name.
+    """Return a scored method by its name.
 
     Raises:
-        GateError: for a name that is none.
+        GateError: For an unknown method.
     """
     if method not in SCORERS:
         raise GateError(f"unknown scored method {method!r}; expected one of {', '.join(SCORERS)}")
     return SCORERS[method]
 
 
-# A user's own score, ``module:function``: from a subject to a number for each gate, higher kept first.
-#
-# The module is imported from the working directory or the installed packages. What the function may do, and what is checked
-# afterwards, says :func:`run_own_score`.
+# A user's own score, ``module:function``: a function from a subject to a number for each gate, higher kept first.
 
 
 @dataclass(frozen=True)
 class OwnScore:
-    """A function that scores.
+    """A user's function that scores.
 
     Args:
-        name: as it was given, ``module:function``.
-        function: from a subject to numbers ``[gates]``.
-        code: a hash of the module that was named and of the one that defines the function, by which their later versions are
-            told from these. Other modules that they import are not part of it.
+        name: The name as it was given, ``module:function``.
+        function: The function from a subject to numbers ``[gates]``.
+        code: The hash of the named module and of the module that defines the function, without what they import.
     """
 
     name: str
@@ -342,10 +340,10 @@ class OwnScore:
 
 @functools.cache
 def own_score(name: str) -> OwnScore:
-    """The function behind ``module:function``, imported once.
+    """Import a user's score once.
 
     Raises:
-        GateError: if there is no such module or function, its import fails, or it does not take one argument.
+        GateError: If there is no such module or function, its import fails, or it does not take one argument.
     """
     function = own_function(name, "score", "a subject")
     module_name = name.partition(":")[0]
@@ -354,20 +352,20 @@ def own_score(name: str) -> OwnScore:
 
 
 def run_own_score(score: OwnScore, subject: ScoringContext, *, seed: int = 0) -> Tensor:
-    """The scores of a subject, ``[gates]`` float64 on the CPU, higher kept first; the same in all processes.
+    """Return the scores of a subject, ``[gates]`` float64 on the CPU; the same in all processes.
 
-    The function finds the model at rest: on its device, gates open, dropout off, without autocast. torch's random numbers
-    start from ``seed``, and those of everything else go on behind it as if it had not run. Gradients that it leaves are
-    cleared; changed weights or gates and hooks that it leaves are refused, since all other methods are compared on this model.
+    The function gets the model at rest: on its device, gates open, dropout off, without autocast. Its random numbers are those
+    of ``seed``, and others are not affected. Gradients that it leaves are cleared. Changed weights or gates and new hooks are
+    refused, since all other methods are compared on this model.
 
     Args:
-        score: to be asked.
-        subject: with the weights to be scored; of several processes each has its share of the data.
-        seed: of the function's random numbers.
+        score: The user's score.
+        subject: The model to score. Each of several processes has its share of the data.
+        seed: The seed of the function's random numbers.
 
     Raises:
-        GateError: if the function raises, changes the model, returns anything but a finite number for each gate, the same
-            number for all, or in one of several processes others than in the first.
+        GateError: If the function raises, changes the model, returns anything but a finite number for each gate or the same
+            number for all, or differs between processes.
     """
     failure, scores = None, []
     try:
@@ -385,8 +383,8 @@ def run_own_score(score: OwnScore, subject: ScoringContext, *, seed: int = 0) ->
     found = torch.tensor([values for _, values in everywhere], dtype=torch.float64)
     if not torch.allclose(found, found[:1], rtol=1e-4, atol=0.0):
         raise GateError(
-            f"the score {score.name!r} differs between {len(found)} processes, each of which has its share of the data; sum "
-            "over them in the function with subject.summed(values)"
+            f"the score {score.name!r} differs between {len(found)} processes, which score a share of the data each; sum over "
+            "them in the function with subject.summed(values)"
         )
     return found[0]
 
@@ -402,7 +400,6 @@ def _called(score: OwnScore, subject: ScoringContext) -> Any:
 
 
 def _checked(returned: Any, score: OwnScore, gates: int) -> list[float]:
-    """What a function returned, as a number for each gate."""
     try:
         scores = torch.as_tensor(returned).detach().to("cpu", torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -426,10 +423,10 @@ def _checked(returned: Any, score: OwnScore, gates: int) -> list[float]:
 
 @contextmanager
 def _unchanged(score: OwnScore, subject: ScoringContext) -> Iterator[None]:
-    """What a function leaves on parameters and modules is taken away; a changed model is refused.
+    """Restore flags and clear gradients after a ``with`` block, and refuse a changed model.
 
     Raises:
-        GateError: if weights, gates or hooks are others at the end of the ``with`` block.
+        GateError: If weights, gates or hooks have changed.
     """
     backbone, gates = subject.backbone, subject.gates
     modules, parameters = list(subject.module.modules()), [*backbone.parameters(), *gates.parameters()]
@@ -448,8 +445,8 @@ def _unchanged(score: OwnScore, subject: ScoringContext) -> Iterator[None]:
     same = all(torch.equal(old, new) for old, new in zip(own, (gates.log_alpha, gates.mask), strict=True))
     if not same or not gates.is_attached or gates.mode != "open":
         raise GateError(
-            f"the score {score.name!r} changed the gates; have other values in a block of subject.gates.use(values), which "
-            "puts them back"
+            f"the score {score.name!r} changed the gates; use other values in a block of subject.gates.use(values), which "
+            "restores them"
         )
     if _hooks(modules) != hooks:
         raise GateError(
@@ -458,6 +455,6 @@ def _unchanged(score: OwnScore, subject: ScoringContext) -> Iterator[None]:
 
 
 def _hooks(modules: list[torch.nn.Module]) -> list[int]:
-    """How many hooks each module has."""
+    """Return the number of hooks of each module."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return [sum(len(getattr(part, kind)) for kind in kinds) for part in modules]

@@ -1,9 +1,9 @@
-"""What is scored: a model with gates at rest, its training data, and the device and processes that compute."""
+"""The context of scoring: a model with gates at rest, its training data, and the device and processes that compute."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -37,12 +37,11 @@ class GatedModule(Protocol):
 
 @contextmanager
 def at_rest(module: GatedModule, device: torch.device | None = None) -> Iterator[None]:
-    """Gates open, dropout off and the module on a device for the length of a ``with`` block; then everything as before, module
-    by module.
+    """Open the gates, turn off dropout and move the module during a ``with`` block. Then restore everything.
 
     Args:
-        module: in whatever state.
-        device: to compute on; the module's own by default.
+        module: The module in any state.
+        device: The device to compute on. The module's own by default.
     """
     mode, place = module.gates.mode, module.device
     module.to(device or place)
@@ -57,12 +56,12 @@ def at_rest(module: GatedModule, device: torch.device | None = None) -> Iterator
 
 @dataclass(frozen=True)
 class ScoringContext:
-    """A model to be scored, with the data to score it on.
+    """A model to score, with the data to score it on.
 
     Args:
-        module: with the weights to be scored.
-        data: of its task; scores come from ``data.score_dataloader()``. Under DDP every process has its share.
-        trainer: says on which device and in how many processes.
+        module: The module with the weights to score.
+        data: The data of its task. Under DDP every process scores its share of ``data.score_dataloader()``.
+        trainer: The trainer, which decides on the device and the processes.
     """
 
     module: GatedModule
@@ -85,22 +84,24 @@ class ScoringContext:
     def device(self) -> torch.device:
         return self.trainer.strategy.root_device
 
-    def at_rest(self) -> Any:
-        """The state in which it is scored, for the length of a ``with`` block; see :func:`at_rest`."""
+    def at_rest(self) -> AbstractContextManager[None]:
+        """Put the model at rest on the trainer's device; see :func:`at_rest`."""
         return at_rest(self.module, self.device)
 
     def batches(self, description: str = "scoring heads", *, bar: bool = True) -> Iterator[Batch]:
-        """The scoring data of this process, on its device; a stage of progress unless none is wanted."""
+        """Iterate over the scoring data of this process, on its device."""
         return self.on_device(self.data.score_dataloader(), description, bar=bar)
 
     def on_device(self, batches: Iterable[Batch], description: str, *, bar: bool = True) -> Iterator[Batch]:
-        """Batches of this process, on its device."""
+        """Iterate over batches on the device, with or without a bar of progress."""
         for batch in progress.track(batches, description) if bar else batches:
             yield move_data_to_device(batch, self.device)
 
     def thinned(self, rows: int) -> Iterator[Batch]:
-        """The scoring data of this process, thinned out evenly over all lengths so that all processes together have at most so
-        many rows: the same ones however many processes there are."""
+        """Iterate over an even choice of at most ``rows`` scoring examples of all processes together.
+
+        The choice does not depend on the number of processes.
+        """
         places = self.data.score_places()
         step, first = -(-places.stop // rows), 0
         for batch in self.batches(bar=False):
@@ -111,20 +112,16 @@ class ScoringContext:
                 yield {name: tensor[chosen] for name, tensor in batch.items()}
 
     def summed(self, values: Tensor) -> Tensor:
-        """The sum of a tensor over all processes, on its device; the tensor itself where there is one process."""
+        """Return the sum of a tensor over all processes, on the device."""
         reduced = self.trainer.strategy.reduce(values.to(self.device), reduce_op="sum")
         assert isinstance(reduced, Tensor)
         return reduced
 
     def valid_queries(self, batch: Batch) -> dict[str, Tensor | None]:
-        """Return the queries of each site that are not padding, ``[batch, query]``, by the site's name; None if all count.
-
-        The batches of a task hold text alone, or pictures without a mask, so that one mask is that of all sites of a kind.
-        """
+        """Return the queries of each site that are not padding, ``[batch, query]``, by the site's name; None if all count."""
         by_kind = self.task.valid_queries(batch)
         return {site.name: by_kind.get(site.kind) for site in self.gates.sites}
 
     def losses(self, batch: Batch) -> Tensor:
-        """Per-example losses ``[batch]``. Without autocast: gradients of gates are small, and half precision would lose some
-        of them."""
+        """Return per-example losses ``[batch]``, without autocast: half precision would lose small gradients of gates."""
         return self.task.losses(self.backbone, batch)[0]

@@ -141,9 +141,9 @@ def test_a_stopped_experiment_reports_its_whole_cost(tmp_path):
     assert result["steps"] == 16
 
 
-def test_checkpoints_of_before_have_cost_nothing_yet(tmp_path):
+def test_a_checkpoint_without_a_cost_has_cost_nothing_yet(tmp_path):
     torch.save({"state_dict": {}, "identity": "ab"}, tmp_path / "last.ckpt")
-    assert CostInCheckpoints.read(tmp_path / "last.ckpt", "ab") == Cost(forward_examples=None, backward_examples=None)
+    assert CostInCheckpoints.read(tmp_path / "last.ckpt", "ab") == Cost()
 
 
 def test_each_training_ends_where_its_phase_does_and_is_done_once(experiments, monkeypatch):

@@ -460,11 +460,3 @@ def test_where_nothing_is_left_the_mask_is_evaluated_as_it_is(at_total_cost):
     row = spent.cost.as_row()
     of_selection = {f"selection_{name}": row[name] for name in ("forward_examples", "backward_examples")}
     assert cost_of(found, AT_TOTAL_COST, spent) == row | of_selection
-
-
-def test_passes_that_nobody_counted_cannot_be_paid_for(at_total_cost):
-    _, experiments, selector = at_total_cost
-    selection = selector.select(Method("his"), Budget(3, {}))
-    uncounted = replace(selection, cost=replace(selection.cost, forward_examples=None))
-    with pytest.raises(GateError, match="did not count them; give another folder"):
-        retrained_at_total_cost(experiments, uncounted)

@@ -14,7 +14,7 @@ GROUPED = {
     "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "intermediate_size": 32, "max_position_embeddings": 64,
 }  # fmt: skip
-KINDS = ("bert", "llama", "llama-groups")
+KINDS = ("bert", "llama-groups")
 RAWS = [name for one in PASSES.values() for name in one.raws]
 ROWS = 12
 

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from tests.training.scoring.subjects import ROWS, examples
+from tests.training.scoring.subjects import ROWS
 from training.scoring.passes import constant_of_each, mean_outputs, optimal_constants
 
 
 def loss_by_hand(subject, mask, constants):
-    """The mean loss, example by example, of a model whose output projections read constants instead of closed heads."""
+    """The mean loss of a model whose output projections read constants instead of closed heads."""
     sites, kept = subject.gates.sites, mask.split(subject.gates.sizes)
     hooks = []
     for site, part, constant in zip(sites, kept, constants, strict=True):
@@ -19,12 +19,13 @@ def loss_by_hand(subject, mask, constants):
 
         hooks.append(site.output.register_forward_pre_hook(replace))
     with subject.at_rest():
-        losses = torch.cat([subject.losses(one) for one in examples(subject)])
+        losses = torch.cat([subject.losses(batch) for batch in subject.data.score_dataloader()])
     for hook in hooks:
         hook.remove()
     return losses.double().mean()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("closed", "steps", "share"), [((1,), 20, 0.9), ((0, 5, 6), 32, 0.5)])
 def test_they_are_near_where_a_second_order_minimiser_ends(scores_of, closed, steps, share):
     """A head alone all but ends there; several together go most of the way."""
@@ -66,9 +67,8 @@ def test_a_head_alone_never_costs_more_than_with_its_mean(scores):
     assert bool((constants < means - 1e-3).any())
 
 
-@pytest.mark.parametrize("kind", ["bert", "llama-groups"])
-def test_each_gate_has_the_constants_fitted_for_it(kind, scores_of):
-    subject = scores_of(kind).subject
+def test_each_gate_has_the_constants_fitted_for_it(scores_of):
+    subject = scores_of("llama-groups").subject
     gates = subject.gates
     together = constant_of_each(subject)
     for gate in (0, gates.size - 1):
@@ -81,7 +81,8 @@ def test_each_gate_has_the_constants_fitted_for_it(kind, scores_of):
         torch.testing.assert_close(shared[at], own[at])
 
 
-def test_examples_are_thinned_out_to_so_many(subject):
+def test_examples_are_thinned_out(scores_of):
+    subject = scores_of("llama-groups").subject
     mask = torch.ones(1, subject.gates.size)
     mask[0, 0] = 0.0
     few, whole, more = (optimal_constants(subject, mask, rows=rows, steps=3)[0] for rows in (4, ROWS, 100))

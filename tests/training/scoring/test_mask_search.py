@@ -165,12 +165,12 @@ def test_draws_that_can_do_nothing_are_refused(options):
 @pytest.mark.parametrize("retrain", [1.0, 0.0])
 def test_a_run_can_end_its_prune_phase_with_swaps(retrain):
     """The final mask is what a search finds from the gates' mask on the weights of that moment, retrained or not."""
-    options = {"finetune": 2.0, "learning_rate": 3e-3, "retrain": retrain}
+    options = {"learning_rate": 3e-3, "retrain": retrain}
     plain, data = make_pruner(**options), make_data()
-    make_trainer(max_steps=48).fit(plain, data)  # the end of the prune phase
+    make_trainer(max_steps=32).fit(plain, data)  # the end of the prune phase
     steering, subject = plain.steering, ScoringContext(plain, data, make_trainer())
-    expected = refine(subject, steering.learned_mask(), SwapSearch(passes=20), budget=steering.budget)
-    swapping = make_pruner(**options, swaps=20)
+    expected = refine(subject, steering.learned_mask(), SwapSearch(passes=8), budget=steering.budget)
+    swapping = make_pruner(**options, swaps=8)
     make_trainer().fit(swapping, make_data())
     assert torch.equal(swapping.gates.mask, expected.mask)
     assert int(expected.mask.sum()) == 3

@@ -195,8 +195,9 @@ def test_stepwise_his_by_hand(scores, subject):
 
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if name != "his"])
-def test_every_variant_of_his_in_steps(scores, subject, name):
-    gates, variant = subject.gates, VARIANTS[name]
+def test_every_variant_of_his_in_steps(scores_of, name):
+    scores, variant = scores_of("llama-groups"), VARIANTS[name]
+    subject, gates = scores.subject, scores.subject.gates
 
     def scores_at(mask):
         with gates.use(mask):
@@ -212,8 +213,10 @@ def test_every_variant_of_his_in_steps(scores, subject, name):
     assert scores.raw(f"{name}-steps").argsort().tolist() == order
 
 
-def test_greedy_gnorm_by_hand(scores, subject):
+@pytest.mark.parametrize("kind", ["llama", "llama-groups"])
+def test_greedy_gnorm_by_hand(kind, scores_of):
     """Of heads with rows of their own; how the rows of each family lie is in the tests of gates.scores.weights."""
+    scores, subject = scores_of(kind), scores_of(kind).subject
     gates = subject.gates
 
     def scores_at(mask):
@@ -240,7 +243,9 @@ def test_greedy_gnorm_by_hand(scores, subject):
 
 
 @pytest.mark.parametrize("name", ["relevance", "gradient-x-input"])
-def test_relevance_is_that_of_the_predicted_class_example_by_example(scores, subject, name):
+@pytest.mark.parametrize("kind", ["bert", "llama-groups"])
+def test_relevance_is_that_of_the_predicted_class_example_by_example(kind, scores_of, name):
+    scores, subject = scores_of(kind), scores_of(kind).subject
     find = {"relevance": head_relevance, "gradient-x-input": gradient_times_input}[name]
     with subject.at_rest():
         for raw, signed in ((name, False), (f"{name}-signed", True)):

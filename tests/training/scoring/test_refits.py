@@ -56,22 +56,32 @@ def test_the_best_ridge_is_taken_and_its_weights_stay():
 RIDGES = [0.25, 1.0, 4.0]
 
 
-@pytest.mark.parametrize("lower_is_better", [False, True])
-@pytest.mark.parametrize("reached", [[3, 2, 1], [1, 3, 2], [1, 2, 3], [2, 1, 2], [-2, -3, -1], [0, 0, 0]])
-def test_the_weights_that_stay_are_those_of_the_best_ridge(monkeypatch, reached, lower_is_better):
-    """With a refit that adds the ridge to all weights, and qualities that all differ. Among equals the first ridge stays."""
-    subject = with_a_selection_split(make_subject())
-    subject.task.lower_is_better = lower_is_better
-    start, fitted = parameters_of(subject), []
-    scripted = iter([10 if lower_is_better else -10, *reached])  # the mask alone is worse than any refit
+@pytest.fixture
+def scripted(monkeypatch):
+    """A subject with scripted qualities, whose refit adds the ridge to all weights."""
+    subject, fitted = with_a_selection_split(make_subject()), []
 
     def add(found, mask, dense, *, ridge, rows, feed_forward):
         fitted.append((mask, dense, ridge, rows, feed_forward))
         for parameter in found.backbone.parameters():
             parameter.data.add_(ridge)
 
+    def judged(*qualities):
+        left = list(map(float, qualities))
+        monkeypatch.setattr(refits, "quality", lambda *_: left.pop(0))
+
     monkeypatch.setattr(refits, "refit", add)
-    monkeypatch.setattr(refits, "quality", lambda found, mask: float(next(scripted)))
+    return subject, judged, fitted
+
+
+@pytest.mark.parametrize("lower_is_better", [False, True])
+@pytest.mark.parametrize("reached", [[3, 2, 1], [1, 3, 2], [1, 2, 3], [2, 1, 2], [-2, -3, -1], [0, 0, 0]])
+def test_the_weights_that_stay_are_those_of_the_best_ridge(scripted, reached, lower_is_better):
+    """The first of equals stays."""
+    subject, judged, fitted = scripted
+    subject.task.lower_is_better = lower_is_better
+    start = parameters_of(subject)
+    judged(10 if lower_is_better else -10, *reached)  # the mask alone is worse than any refit
     search = RefitSearch(ridges=RIDGES, rows=8, feed_forward=not RefitSearch().feed_forward)
     found = best_refit_(subject, MASK, search, start)
     best = (min if lower_is_better else max)(reached)
@@ -90,31 +100,27 @@ def test_the_weights_that_stay_are_those_of_the_best_ridge(monkeypatch, reached,
         ([math.nan] * 3, None, math.nan),
     ],
 )
-def test_a_refit_whose_quality_is_no_number_is_not_applied(monkeypatch, qualities, ridge, reached):
-    subject = with_a_selection_split(make_subject())
-    dense, left = parameters_of(subject), list(qualities)
-    monkeypatch.setattr(refits, "quality", lambda *_: left.pop(0))
+def test_a_refit_whose_quality_is_no_number_is_not_applied(scripted, qualities, ridge, reached):
+    subject, judged, _ = scripted
+    dense = parameters_of(subject)
+    judged(*qualities)
     found = best_refit_(subject, MASK, RefitSearch(ridges=[0.1, 1.0], rows=8), dense)
     assert found.ridge == ridge
     assert found.reached == pytest.approx(reached, nan_ok=True)
     assert all(torch.equal(tensor, dense[name]) for name, tensor in parameters_of(subject).items()) == (ridge is None)
 
 
-@pytest.mark.parametrize("lower_is_better", [False, True])
-def test_a_refit_that_is_worse_than_none_is_not_applied(monkeypatch, capsys, lower_is_better):
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_refit_that_is_worse_than_none_is_not_applied(scripted, capsys, sign):
     """The selection split judges; an equal refit is applied."""
-    subject = with_a_selection_split(make_subject())
-    subject.task.lower_is_better = lower_is_better
-    sign, dense, search = (-1 if lower_is_better else 1), parameters_of(subject), RefitSearch(ridges=[0.1, 1.0], rows=8)
-
-    def judged(*qualities):
-        left = [sign * one for one in qualities]
-        monkeypatch.setattr(refits, "quality", lambda *_: left.pop(0))
+    subject, judged, _ = scripted
+    subject.task.lower_is_better = sign < 0
+    dense, search = parameters_of(subject), RefitSearch(ridges=[0.1, 1.0], rows=8)
 
     def unchanged():
         return all(torch.equal(tensor, dense[name]) for name, tensor in parameters_of(subject).items())
 
-    judged(0.5, 0.3, 0.4)
+    judged(*(sign * one for one in (0.5, 0.3, 0.4)))
     found = best_refit_(subject, MASK, search, dense)
     assert (found.ridge, found.reached, found.unrefitted) == (None, sign * 0.5, sign * 0.5)
     assert found.tried == [sign * 0.3, sign * 0.4]
@@ -122,7 +128,7 @@ def test_a_refit_that_is_worse_than_none_is_not_applied(monkeypatch, capsys, low
     said = f"is {sign * 0.5:.4f} with the mask of 3 alone and {sign * 0.4:.4f} after the best refit, so the weights stay"
     assert said in " ".join(capsys.readouterr().out.split())
     capsys.readouterr()
-    judged(0.5, 0.5, 0.4)
+    judged(*(sign * one for one in (0.5, 0.5, 0.4)))
     assert best_refit_(subject, MASK, search, dense).ridge == 0.1
     assert not unchanged()
     assert "stay as they were" not in capsys.readouterr().out

@@ -129,9 +129,8 @@ def test_every_method_that_uses_a_pass_is_charged_its_peak_memory():
     assert scores.cost_of("his") == scores.cost_of("his(normalise=false)") == Cost(2.0, 700.0, 0, 13.0, 13.0)
     assert scores.cost_of("confidence") == Cost(1.0, 300.0, 0, 13.0, 0.0)
     assert scores.cost_of("hies(combine=ranks)") == Cost(3.0, 700.0, 0, 26.0, 13.0)
-    for name in ("peak-memory-mb", "forward", "backward"):
-        del scores.known[f"gradients-{name}"]  # scores from before they were kept
-    assert scores.cost_of("his") == Cost(2.0, None, 0, None, None)
+    del scores.known["gradients-peak-memory-mb"]  # which not every machine knows
+    assert scores.cost_of("his") == Cost(2.0, None, 0, 13.0, 13.0)
 
 
 @pytest.mark.parametrize(

@@ -286,7 +286,7 @@ def test_a_sweep_that_was_killed_gives_the_same_table(real_sweep, tmp_path, monk
     sweep = subprocess.Popen([sys.executable, "-m", "training", "sweep", *arguments])
     trials = tmp_path / "run" / "trials"
     try:
-        wait_for(lambda: len(list(trials.glob("*/checkpoints/last.ckpt"))) == 2, sweep)
+        wait_for(lambda: len(list(trials.glob("*/experiments/.*/last.ckpt"))) == 2, sweep)
         stats = {int(path.parent.name): path.read_text() for path in Path("/proc").glob("[0-9]*/stat")}
         children = [pid for pid, stat in stats.items() if stat.rsplit(")", 1)[1].split()[1] == str(sweep.pid)]
         assert len(children) == 2
