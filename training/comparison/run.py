@@ -90,8 +90,9 @@ def keep_checkpoints(run: RunDirectory, experiments: Experiments, final: Experim
     """
     pruner = experiments.with_weights(final, {})
     pruner.gates.set_mask_(mask.to(pruner.device))
+    dense = experiments.dense()  # by all processes together
     if processes.is_first():
-        _link(weights_of(experiments.dense()), run.checkpoint("dense"))
+        _link(weights_of(dense), run.checkpoint("dense"))
         content = read_checkpoint(weights_of(final))
         for part in ("optimizer_states", "lr_schedulers", "callbacks"):
             content.pop(part, None)
@@ -406,8 +407,8 @@ def train_and_compare(
     methods = [planned.method for planned in plan]
     if compares:
         results.scores.append(score_columns(experiments, selector, results.rankings))
+    seconds = experiments.dense().result["seconds"]
     if processes.is_first():
-        seconds = experiments.dense().result["seconds"]
         described = describe_run(results, own, selection, dense_seconds=seconds, wandb_mode=setup.wandb.mode)
         described |= {} if latency is None else {"latency": latency}
         run.withdraw()
