@@ -192,7 +192,7 @@ def about_a_lost_process(error: Exception, advice: str) -> str | None:
     found = LOST.search(str(error)) if isinstance(error, RuntimeError) else None
     if found is None:
         return None
-    return f"another process of this job died ({found[2]}), of which more may stand above; {advice}"
+    return f"another process of this job died ({found[2]}), see the lines above; {advice}"
 
 
 @contextmanager

@@ -245,7 +245,7 @@ def _dense_model(run: RunDirectory, checkpoint: Mapping[str, Any], path: str) ->
         reshape_(model, checkpoint[PRUNED_BEFORE])
     weights = {name.removeprefix("backbone."): value for name, value in state.items() if name.startswith("backbone.")}
     for name, parameter in model.named_parameters():
-        if name in weights:  # of the type that they were trained beside
+        if name in weights:  # of the type in training
             parameter.data = parameter.data.to(weights[name].dtype)
     try:
         model.load_state_dict(weights)
