@@ -65,6 +65,7 @@ def test_data_that_come_through_a_pipe(text, tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.integration
 def test_a_run_whose_directory_is_named_like_a_checkpoint(full_run, tmp_path, capsys):
     run = shutil.copytree(full_run[0], tmp_path / "x.ckpt")
     for more in ([], ["--refit"]):
@@ -86,6 +87,7 @@ def test_a_run_that_is_told_to_end_ends_as_after_ctrl_c(at, tmp_path):
     assert not list((tmp_path / "run").rglob("*.partial-*"))
 
 
+@pytest.mark.integration
 def test_a_finished_comparison_is_not_replaced_by_one_of_other_options(compared, tmp_path, capsys):
     run = shutil.copytree(compared[0], tmp_path / "run")
     before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}

@@ -71,6 +71,7 @@ def test_examples_that_are_no_numbers_are_told(tmp_path, capsys):
     assert "has 'many' in the column 'forward_examples', where a number is expected" in capsys.readouterr().err
 
 
+@pytest.mark.integration
 def test_a_comparison_writes_them_and_tables_of_earlier_versions_come_to_the_same(compared):
     rows = pd.read_csv(compared[0] / "comparison.csv").assign(kinds="")
     written = split_costs(rows)
