@@ -65,6 +65,7 @@ def test_data_that_come_through_a_pipe(text, tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.integration
 def test_a_run_whose_directory_is_named_like_a_checkpoint(full_run, tmp_path, capsys):
     run = shutil.copytree(full_run[0], tmp_path / "x.ckpt")
     for more in ([], ["--refit"]):

@@ -71,6 +71,11 @@ def test_a_mask_in_the_home_directory(home):
 
 
 @pytest.mark.parametrize("place", [*ELSEWHERE, "~noone-has-this-name/a"])
+def test_a_place_elsewhere_is_no_path(place):
+    with pytest.raises(GateError, match="is not on this machine; expected the path"):
+        local_path(place)
+
+
 @pytest.mark.parametrize(
     ("command", "arguments", "shown", "expected"),
     [
@@ -82,7 +87,8 @@ def test_a_mask_in_the_home_directory(home):
         ("sweep", [], "FILE", "a path on this machine"),
     ],
 )
-def test_a_place_elsewhere_is_refused_before_anything_is_made(place, command, arguments, shown, expected, capsys):
+def test_a_place_elsewhere_is_refused_before_anything_is_made(command, arguments, shown, expected, capsys):
+    place = ELSEWHERE[0]
     assert run_command(command, [*arguments, place]) == 2
     assert capsys.readouterr().err == f"error: {shown} is {place}, which it does not take; expected {expected}\n"
     assert os.listdir() == []

@@ -1,4 +1,4 @@
-"""What a command prints to, and how it ends."""
+"""The outputs of a command, and its end."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from gates.errors import GateError
 from gates.files import FULL, takes_nothing
 from training.runs import progress
 
-# Standard output and standard error that may be closed, full or read no more: the work goes on without them.
+# Standard output and standard error may be closed, full or no longer read. The work continues without them.
 
 
 class Outlet:
-    """A stream that drops what cannot be written.
+    """A stream that drops everything that cannot be written.
 
     Args:
-        stream: to write to; None for one that was closed before the process began.
+        stream: The stream to write to; None if it was closed before the process began.
 
     Attributes:
-        error: the first that a write ended with.
+        error: The first error of a write.
     """
 
     def __init__(self, stream: TextIO | None) -> None:
@@ -56,7 +56,7 @@ class Outlet:
         return getattr(self.stream, name)
 
     def _drop(self, error: OSError) -> None:
-        """Write nowhere from now on: what is buffered would fail again when the process ends."""
+        """Write nowhere from here on, because the buffer would fail again when the process ends."""
         self.error = self.error or error
         with suppress(OSError, ValueError):  # a stream without a file descriptor
             nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -66,7 +66,7 @@ class Outlet:
 
     @property
     def complaint(self) -> str | None:
-        """What went wrong; None for nothing, or if the reader has seen enough and gone."""
+        """Return what went wrong; None for nothing, or if the reader has gone."""
         if self.error is None or isinstance(self.error, BrokenPipeError):
             return None
         return f"standard output cannot be written: {self.error.strerror}"
@@ -74,7 +74,7 @@ class Outlet:
 
 @contextmanager
 def outlets() -> Iterator[Outlet]:
-    """Standard output and error as outlets in a ``with`` block; gives that of standard output."""
+    """Make standard output and error outlets in a ``with`` block; yield that of standard output."""
     _occupy_closed()
     before = sys.stdout, sys.stderr
     out, errors = Outlet(sys.stdout), Outlet(sys.stderr)
@@ -94,7 +94,7 @@ def outlets() -> Iterator[Outlet]:
 
 
 def _occupy_closed() -> None:
-    """Give the descriptors of closed streams to nowhere, so that no file that is opened gets them with all that is printed."""
+    """Point the descriptors of closed streams to nowhere, so that no opened file gets them and everything that is printed."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -106,32 +106,32 @@ T = TypeVar("T")
 
 
 class Stopped(KeyboardInterrupt):
-    """Ctrl+C, with what the user can do then."""
+    """Ctrl+C, with advice on how to continue."""
 
 
 PIPED_WIDTH = 160
-"""Columns, where there is no terminal that has a width."""
+"""The number of columns without a terminal."""
 LOST = re.compile(r"(gloo|NCCL).*?(Connection closed by peer|Connection reset by peer|Broken pipe|remote process exited)", re.S)
-"""How PyTorch's ways between processes say that one is gone."""
+"""The errors of PyTorch's back ends when another process is gone."""
 MOMENT = 0.05
-"""Seconds, in which a destructor has ended."""
+"""The seconds within which a destructor ends."""
 
 
 def stdout() -> Console:
-    """For standard output: as wide as the terminal, and wide enough for whole tables where it is piped or written to a file."""
+    """Return a console for standard output, as wide as the terminal, or wide enough for whole tables if it is piped."""
     narrow = sys.stdout.isatty() or "COLUMNS" in os.environ
     return Console(width=None if narrow else PIPED_WIDTH)
 
 
 def finish(parse: Callable[[], T], work: Callable[[T], object], *, when_stopped: str) -> int:
-    """Do a command's work and return its exit code: 0, 2 for input that its user can mend, 130 after Ctrl+C or SIGTERM.
+    """Do a command's work and return its exit code: 0, 2 for input that the user can correct, 130 after Ctrl+C or SIGTERM.
+
+    If standard output cannot be written, the work is done nevertheless, and the code is 2; or 0 if only its reader is gone.
 
     Args:
-        parse: reads the command line; it may end the process itself, as ``--help`` does.
-        work: gets what it read. Either may raise :class:`GateError`, or an ``OSError`` about a file.
-        when_stopped: what the user can do after Ctrl+C, where the work does not say it by :func:`advised`.
-
-    If standard output cannot be written, the work is done all the same, and the code is 2; or 0 if only its reader is gone.
+        parse: A function that reads the command line. It may end the process itself, as ``--help`` does.
+        work: A function of the options. Either may raise :class:`GateError`, or an ``OSError`` about a file.
+        when_stopped: Advice after Ctrl+C, unless the work gives its own by :func:`advised`.
     """
     with outlets() as out:
         try:
@@ -170,12 +170,7 @@ def _finish(parse: Callable[[], T], work: Callable[[T], object], when_stopped: s
 
 
 def about_a_file(error: Exception, advice: str) -> str | None:
-    """An error of the disk or of a file as one sentence with what to do; None if that is not what it is.
-
-    Args:
-        error: that ended a command.
-        advice: how to go on once the disk takes files again.
-    """
+    """Return an error of the disk or of a file as one sentence with advice; None for other errors."""
     name = error.filename if isinstance(error, OSError) else None
     number = takes_nothing(error)
     if number in FULL:
@@ -193,21 +188,16 @@ def about_a_file(error: Exception, advice: str) -> str | None:
 
 
 def about_a_lost_process(error: Exception, advice: str) -> str | None:
-    """An error of one process because another one of the same job died, as one sentence; None if that is not what it is.
-
-    Args:
-        error: that ended a command.
-        advice: how to go on.
-    """
+    """Return an error that follows from another dead process of the job as one sentence with advice; None for others."""
     found = LOST.search(str(error)) if isinstance(error, RuntimeError) else None
     if found is None:
         return None
-    return f"another process of this job died ({found[2]}), of which more may stand above; {advice}"
+    return f"another process of this job died ({found[2]}), see the lines above; {advice}"
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Ctrl+C as ``KeyboardInterrupt`` also while Lightning trains, which makes ``SystemExit`` of it."""
+    """Raise ``KeyboardInterrupt`` after Ctrl+C also while Lightning trains, which turns it into ``SystemExit``."""
     try:
         yield
     except SystemExit as stop:
@@ -216,14 +206,14 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM, as schedulers and systems that shut down send it, like Ctrl+C in a ``with`` block of the main thread: locks are
-    released, and what is half written goes."""
+    """Treat SIGTERM, as schedulers send it, like Ctrl+C in a ``with`` block of the main thread: locks are released, and
+    unfinished files are removed."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        yield  # who calls this has a way of its own
+        yield  # the caller handles the signal
         return
     signal.signal(signal.SIGTERM, interrupt)
     try:
@@ -234,8 +224,8 @@ def terminable() -> Iterator[None]:
 
 @contextmanager
 def stopped_in_destructors() -> Iterator[None]:
-    """Ctrl+C is not lost in a ``with`` block where Python ignores all that is raised: in a destructor, such as the one that
-    every profiler of Lightning has, and with it every trainer that is collected. It is raised again a moment later."""
+    """Raise Ctrl+C again a moment later if it falls into a destructor, where Python ignores it. Every profiler of Lightning,
+    and so every collected trainer, has one."""
     before, waiting = sys.unraisablehook, list[threading.Timer]()
 
     def again(lost: sys.UnraisableHookArgs) -> None:
@@ -257,10 +247,10 @@ def stopped_in_destructors() -> Iterator[None]:
 
 @contextmanager
 def advised(advice: Callable[[], str | None]) -> Iterator[None]:
-    """Ctrl+C in a ``with`` block, a disk that is full and another process that died are told with this advice.
+    """Add advice to Ctrl+C, a full disk and another dead process in a ``with`` block.
 
     Args:
-        advice: says what the user can do, as things are when the work is stopped; None where it has nothing to say.
+        advice: A function that returns the advice at that moment, or None.
     """
     try:
         with interruptible():

@@ -23,7 +23,7 @@ PLAIN = {
     int: "N", float: "X", str: "TEXT", bool: "true|false", list: "[..]", dict: "{..}", Time: "12ms|0.7x", LocalPath: "PATH",
     HubName: "NAME|PATH",
 }  # fmt: skip
-"""Types as a user reads them."""
+"""Types in the words of the help."""
 
 IN_ORDER_OF_USE: dict[str, tuple[str, ...]] = {
     "Model": ("model.backbone", "model.from_scratch"),
@@ -43,13 +43,13 @@ IN_ORDER_OF_USE: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Option:
-    """One option as its help shows it.
+    """An option in the help.
 
     Args:
-        name: without dashes.
-        kind: what a value looks like.
-        text: what it is for.
-        default: of the option, as it is written; empty for one that has none.
+        name: The name without dashes.
+        kind: The form of a value.
+        text: The purpose.
+        default: The default as it is typed; empty if there is none.
     """
 
     name: str
@@ -65,11 +65,11 @@ FURTHER = {
     ),
     "data": Option("data", "|".join(KINDS), "kind of data; --data.train_file implies Text, --data.train_source ParallelText."),
 }  # fmt: skip
-"""Options that are no field of a group."""
+"""The options that are no field of a group."""
 
 
 def options_of_group(group: type, prefix: str = "") -> list[Option]:
-    """The options that the fields of a dataclass make, with the texts of its docstring and those of its bases."""
+    """Return the options of a dataclass, with the texts of its docstring and those of its bases."""
     texts: dict[str, str] = {}
     for base in reversed(group.__mro__):
         for entry in parse(base.__doc__ or "").params if dataclasses.is_dataclass(base) else ():
@@ -83,7 +83,7 @@ def options_of_group(group: type, prefix: str = "") -> list[Option]:
 
 
 def kind_of(hint: Any) -> str:
-    """What a value of a type looks like."""
+    """Return the form of a value of a type."""
     origin = get_origin(hint)
     if origin is Literal:
         return "|".join(map(str, get_args(hint)))
@@ -94,7 +94,7 @@ def kind_of(hint: Any) -> str:
 
 
 def default_of(field: dataclasses.Field[Any]) -> str:
-    """A field's default as one writes it on a command line."""
+    """Return a field's default as it is typed on a command line."""
     value = field.default_factory() if field.default_factory is not MISSING else field.default
     if value is MISSING:
         return ""
@@ -112,15 +112,15 @@ def help_of_run(
     hidden: Collection[str] = (),
     everything: bool,
 ) -> str:
-    """The help of a command that trains.
+    """Return the help of a command that trains.
 
     Args:
-        usage: its first line.
-        purpose: in one sentence.
-        groups: its groups of options with their prefixes.
-        own: options of this command alone, by section; they come first.
-        hidden: options that are not shown.
-        everything: whether every option is shown.
+        usage: The first line.
+        purpose: The purpose in one sentence.
+        groups: The groups of options with their prefixes.
+        own: The options of this command alone, by section; they come first.
+        hidden: The options that are not shown.
+        everything: Whether every option is shown.
     """
     sections = {title: list(options) for title, options in own.items()}
     if everything:
@@ -170,7 +170,7 @@ def _shortened(option: Option) -> Option:
 
 
 def _first_sentence(text: str) -> str:
-    """Up to the first stop that ends a sentence; ``et al.`` goes on with a year."""
+    """Return the text up to the first stop that ends a sentence; a year follows ``et al.``."""
     return re.split(r"(?<=[a-z)])\. (?=[A-Z])", text)[0]
 
 
@@ -183,7 +183,7 @@ def _title(group: type, prefix: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Without the marks of docstrings."""
+    """Return a text without the markup of docstrings."""
     return re.sub(r":\w+:`~?([^`]+)`", r"\1", text).replace("``", "")
 
 

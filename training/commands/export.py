@@ -50,6 +50,7 @@ from training.commands.preflight import check_no_others
 from training.comparison.methods import file_name, own_method
 from training.comparison.run import metrics_on_test
 from training.config import PrunerOptions, RefitSearch
+from training.config.checks import check_range
 from training.config.comparison import POST_HOC, RETRAINED
 from training.config.data import TOKENIZER_FILES
 from training.pruner.checkpoints import check_identity, read_checkpoint
@@ -67,26 +68,8 @@ from training.tasks import base_model_name
 from training.tasks.classification import read_image_processor
 from training.tasks.loading import read_config, read_tokenizer
 
-# Rankings by scores that a finished run did not compute, on its dense model and training data.
-
-LATER = [name for name, scorer in SCORERS.items() if scorer.ranks and not scorer.is_weighted]
+COMPUTABLE = [name for name, scorer in SCORERS.items() if scorer.ranks and not scorer.is_weighted]
 """The scored methods whose ranking follows from the dense model and training data, with nothing to choose."""
-
-
-def later_rankings(dense: Callable[[], DenseModel]) -> dict[str, Callable[[], Tensor]]:
-    """By name what computes the scores ``[gates]`` by which a method of :data:`LATER` ranks heads, higher kept first.
-
-    Args:
-        dense: loads the run's model and data; it is asked when a ranking is.
-    """
-    return {name: partial(_ranking_by, name, dense) for name in LATER}
-
-
-def _ranking_by(name: str, dense: Callable[[], DenseModel]) -> Tensor:
-    model = dense()
-    with progress.stage(f"scoring by {name}"):
-        return Scores(model.subject()).ranking(name, seed=model.setup.run.seed)
-
 
 # What a finished run left: its dense model, the gates it learned, and its rankings. Only the run directory is read.
 
@@ -95,18 +78,18 @@ SCORES = "scores.csv"
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """What a run left: the dense model with its gates, and where it is from.
+    """The dense model and the gates of a finished run.
 
     Args:
-        run: finished.
-        model: dense, with the weights of the checkpoint.
-        gates: of the end of the run, not attached.
-        gate_config: how the run gated it; ``base_model`` is a hub name as it is, and of a local folder the last part.
-        options: of the run.
-        method: the run's own, such as ``learned``.
-        checkpoint: its name, such as ``final``.
-        tokenizer: or image processor; None if the run saved none.
-        changed: what was done to the weights since, in a few words; empty for nothing.
+        run: The finished run.
+        model: The dense model, with the weights of the checkpoint.
+        gates: The gates at the end of the run, not attached.
+        gate_config: The config of the gates; ``base_model`` is a hub name, or the last part of a local folder.
+        options: The options of the run.
+        method: The run's own method, such as ``learned``.
+        checkpoint: The name of the checkpoint, such as ``final``.
+        tokenizer: The tokenizer or image processor; None if the run saved none.
+        changed: A few words on changes of the weights since; empty for none.
     """
 
     run: RunDirectory
@@ -121,13 +104,12 @@ class TrainedModel:
 
 
 def load_trained(path: str) -> TrainedModel:
-    """The dense model and the gates of a finished run, from a run directory or a checkpoint in one.
+    """Load the dense model and the gates of a finished run, from a run directory or a checkpoint in one.
 
-    Gates are those of the end of the run also when the weights are of an earlier checkpoint: before, nothing was learned
-    about heads.
+    The gates are those of the end of the run, also with the weights of another checkpoint.
 
     Raises:
-        GateError: if there is no such run, it has not ended, or a file is damaged.
+        GateError: If there is no such run, it has not ended, or a file is damaged.
     """
     is_checkpoint = names_checkpoint(path)
     if is_checkpoint and not Path(path).is_file():
@@ -172,10 +154,10 @@ def run_of(path: str) -> Path:
 
 
 def options_of(checkpoint: Mapping[str, Any], path: str) -> PrunerOptions:
-    """The options that a checkpoint was trained with.
+    """Return the options that a checkpoint was trained with.
 
     Raises:
-        GateError: if it does not say, as of another version.
+        GateError: If it does not state them.
     """
     try:
         settings = dict(checkpoint["hyper_parameters"])
@@ -193,28 +175,28 @@ def choose_mask(
     budget: int | float | Mapping[str, int | float] | None = None,
     *,
     minimum_per_layer: int | None = None,
-    later: Mapping[str, Callable[[], Tensor]] | None = None,
+    compute: Callable[[str], Tensor],
 ) -> Tensor:
-    """The mask ``[heads]`` of a ranking at a budget; without one, as in the run.
+    """Return the mask ``[heads]`` of a ranking at a budget; without a budget, as in the run.
 
     Args:
-        trained: what a run left.
-        ranking: the run's own method by default, whose order is that of log_alpha, or one that the run compared.
-        budget: see :class:`gates.gating.budget.Budget`.
-        minimum_per_layer: with a budget, heads that every layer keeps; as in the run by default.
-        later: by name what computes rankings ``[gates]`` that the run did not compare.
+        trained: The finished run.
+        ranking: A ranking that the run compared, or one of :data:`COMPUTABLE`. Default: the run's own method, by log_alpha.
+        budget: The budget, see :class:`gates.gating.budget.Budget`.
+        minimum_per_layer: With a budget, the heads that every layer keeps. Default: as in the run.
+        compute: A function that computes the ranking ``[gates]`` of a method that the run did not compare.
 
     Raises:
-        GateError: for an unknown ranking or a budget the model cannot have.
+        GateError: For an unknown ranking or a budget that the model cannot have.
     """
-    run, gates, ranking, later = trained.run, trained.gates, ranking or trained.method, later or {}
+    run, gates, ranking = trained.run, trained.gates, ranking or trained.method
     known = {trained.method: gates.log_alpha.detach()}
     for name, scores in _compared_rankings(run).items():
         known.setdefault(name, scores)  # the run's own follows its gates
-    others = [name for name in later if name not in known]
+    others = [name for name in COMPUTABLE if name not in known]
     if ranking not in [*known, *others]:
-        further = f", or with --budget one of {', '.join(others)}" if others else ""
-        raise GateError(f"this run has no ranking {ranking!r}; expected one of {', '.join(known)}{further}")
+        expected = f"{', '.join(known)}, or with --budget one of {', '.join(others)}"
+        raise GateError(f"this run has no ranking {ranking!r}; expected one of {expected}")
     if budget is None and ranking in others:
         raise GateError(f"this run did not compare {ranking!r} and has no mask of it; give --budget, and it is scored now")
     if budget is None:
@@ -235,7 +217,7 @@ def choose_mask(
         raise GateError("this run pruned nothing, so its gates rank no heads; give --ranking, for example obs")
     if ranking in others:
         mask_by(torch.zeros(gates.size))  # what is impossible is said before anything is scored
-        return gates.to_heads(mask_by(later[ranking]()))
+        return gates.to_heads(mask_by(compute(ranking)))
     return gates.to_heads(mask_by(known[ranking]))
 
 
@@ -264,7 +246,7 @@ def _dense_model(run: RunDirectory, checkpoint: Mapping[str, Any], path: str) ->
         reshape_(model, checkpoint[PRUNED_BEFORE])
     weights = {name.removeprefix("backbone."): value for name, value in state.items() if name.startswith("backbone.")}
     for name, parameter in model.named_parameters():
-        if name in weights:  # of the type that they were trained beside
+        if name in weights:  # of the type in training
             parameter.data = parameter.data.to(weights[name].dtype)
     try:
         model.load_state_dict(weights)
@@ -281,10 +263,10 @@ def _dense_model(run: RunDirectory, checkpoint: Mapping[str, Any], path: str) ->
 
 
 def load_with_dense_weights(path: str) -> TrainedModel:
-    """What a finished run left, with the weights at the end of fine-tuning.
+    """Load a finished run with the weights at the end of fine-tuning.
 
     Raises:
-        GateError: for a checkpoint with other weights, or no finished run.
+        GateError: For a checkpoint with other weights, or no finished run.
     """
     if names_checkpoint(path):
         if Path(path).stem != "dense":
@@ -318,7 +300,7 @@ def refitted_to(trained: TrainedModel, mask: Tensor, dense: DenseModel) -> tuple
 
 
 BEHIND = ("--data", "--trainer.", "--model.backbone", "--model.trust_remote_code", "--model.allow_pickle")
-"""Beginnings of options of fit that may stand behind ``--``: where things are, and on what device."""
+"""The beginnings of the options of fit that may stand behind ``--``: places, and the device."""
 FORMS: dict[str, Literal["stock", "pruned", "masked"]] = {"stock": "stock", "remote-code": "pruned", "masked": "masked"}
 
 
@@ -348,14 +330,13 @@ def export_run(line: CommandLine) -> None:
 
 
 def _model_and_mask(line: CommandLine) -> tuple[TrainedModel, Tensor]:
-    """What the run left, refitted if that is asked for, and the mask ``[heads]``. What is impossible is said before anything is
-    scored or refitted."""
+    """Return the run's model, refitted on request, and the mask ``[heads]``. Whatever is impossible is refused before anything
+    is scored or refitted."""
     options = line.options
     trained = load_with_dense_weights(options.run) if options.refit else load_trained(options.run)
 
     @cache
     def dense() -> DenseModel:
-        """The run's dense model and data: read once, by who needs them first."""
         return load_dense(str(trained.run.path), line.rest)
 
     if options.refit:
@@ -366,8 +347,13 @@ def _model_and_mask(line: CommandLine) -> tuple[TrainedModel, Tensor]:
         sizes = trained.gates.kind_sizes()
         if Budget.parse(options.budget, sizes).total < sum(sizes.values()):
             check_head_size(trained.model)
-    later = later_rankings(dense)
-    mask = choose_mask(trained, options.ranking, options.budget, minimum_per_layer=options.minimum_per_layer, later=later)
+
+    def compute(name: str) -> Tensor:
+        with progress.stage(f"scoring by {name}"):
+            return Scores(dense().subject()).ranking(name, seed=dense().setup.run.seed)
+
+    least = options.minimum_per_layer
+    mask = choose_mask(trained, options.ranking, options.budget, minimum_per_layer=least, compute=compute)
     if options.refit:
         if options.format == "stock":
             inputs = example_inputs(trained.model)
@@ -387,7 +373,7 @@ def _model_and_mask(line: CommandLine) -> tuple[TrainedModel, Tensor]:
 
 
 def default_output(options: Namespace) -> str:
-    """The directory of an export for which none is named: beside the run, by what is exported.
+    """Return the default directory of an export: beside the run, named after its options.
 
     >>> given = {"minimum_per_layer": 1, "pad_heads": False, "refit": True}
     >>> default_output(Namespace(run="runs/mine/", format="remote-code", ranking="obs", budget={"encoder": 9}, **given))
@@ -405,19 +391,13 @@ def default_output(options: Namespace) -> str:
 
 
 def _check(line: CommandLine, out: Path) -> None:
-    """What can be said of a line before anything is read.
-
-    Raises:
-        GateError: for values that are impossible or do not go together, and an upload that cannot be.
-    """
+    """Raise :class:`GateError` for options that are impossible or do not go together, before anything is read."""
     options = line.options
     for given in line.rest:
         if given.startswith("--") and not given.startswith(BEHIND):
             raise GateError(f"{given!r} behind -- does not say where something is; expected one of {', '.join(BEHIND)}")
-    if options.length < 2:
-        raise GateError(f"--length is {options.length}; expected at least 2 tokens")
-    if options.minimum_per_layer is not None and options.minimum_per_layer < 0:
-        raise GateError(f"--minimum_per_layer is {options.minimum_per_layer}; expected 0 or more")
+    check_range(options, "length", least=2, prefix="--")
+    check_range(options, "minimum_per_layer", least=0, prefix="--")
     if any(size < 1 for size in options.measure):
         raise GateError(f"--measure is {options.measure}; expected batch sizes of at least 1")
     unused = {"--length"} if options.format == "gates" else set()  # whose check has one shape
@@ -449,20 +429,20 @@ def export(
     length: int = 128,
     pad_heads: bool = False,
 ) -> Cost | None:
-    """Write one form; returns what was measured.
+    """Write one form, and return its measured cost.
 
     Args:
-        trained: what a run left.
+        trained: The finished run.
         mask: 0/1 per head, ``[heads]``.
-        format: of the export.
-        out: directory to write; must not exist or be empty.
-        ranking: that the mask is of, for the model card; the run's own by default.
-        measure: batch sizes to measure latency at.
-        length: tokens per example of the check and the measurement.
-        pad_heads: whether heads of zeros make the layers of the stock form equally large.
+        format: The form of the export.
+        out: The directory to write. Must not exist or be empty.
+        ranking: The ranking of the mask, for the model card. Default: the run's own.
+        measure: The batch sizes to measure latency at.
+        length: The tokens per example of the check and the measurement.
+        pad_heads: Whether heads of zeros make the layers of the stock form equally large.
 
     Raises:
-        GateError: if the form is not possible, the check fails or the directory is taken; nothing is left then.
+        GateError: If the form is not possible, the check fails or the directory is taken; nothing is left then.
     """
     refuse_taken(out)
     if format == "gates":

@@ -1,4 +1,4 @@
-"""Every command: what reads its line, and what does its work, which is imported once the line is read."""
+"""Every command: its parser, and its work, which is imported once the line is read."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ NOTHING = "nothing was written"
 
 @dataclass(frozen=True)
 class Command:
-    """One command.
+    """A command.
 
     Args:
-        purpose: in one line.
-        parser: makes what reads its line.
-        work: ``module:function`` that gets the :class:`CommandLine`.
-        when_stopped: what the user can do after Ctrl+C.
-        groups: of a command that trains, its groups of options with their prefixes.
-        hidden: options that it takes from configurations without using them.
-        check: ``module:function`` that gets the line too, before anything heavy is imported.
-        takes_rest: whether it passes on what follows a lone ``--``.
+        purpose: The purpose in one line.
+        parser: A function that returns the parser of its line.
+        work: The ``module:function`` that gets the :class:`CommandLine`.
+        when_stopped: Advice after Ctrl+C.
+        groups: The groups of options of a command that trains, with their prefixes.
+        hidden: The options that it takes from configurations without using them.
+        check: The ``module:function`` that gets the line too, before anything heavy is imported.
+        takes_rest: Whether it passes on the arguments after a lone ``--``.
         trains_together: Whether several processes can do it together.
-        passes_on: beginnings of options that are read by the work itself.
+        passes_on: The beginnings of options that the work itself reads.
     """
 
     purpose: str
@@ -75,7 +75,7 @@ class Command:
 
     @property
     def trains(self) -> bool:
-        """Whether it takes the options of a run."""
+        """Return whether it takes the options of a run."""
         return bool(self.groups)
 
 
@@ -143,14 +143,14 @@ COMMANDS = {
 
 
 def usage() -> str:
-    """Every command with its purpose."""
+    """Return every command with its purpose."""
     lines = [f"  {name:<10} {command.purpose}" for name, command in COMMANDS.items()]
     first, last = "usage: python -m training COMMAND [OPTIONS]", "COMMAND --help shows a command's options."
     return "\n".join([first, "", *lines, "", last, "--version shows the version. head-gates is the same program."])
 
 
 def version() -> str:
-    """The version of the product, as it is installed."""
+    """Return the version of the installed product."""
     try:
         return metadata.version("head-gates")
     except metadata.PackageNotFoundError:
@@ -158,11 +158,11 @@ def version() -> str:
 
 
 def run_command(name: str, arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns its exit code: 0, 2 for input that its user can mend, 130 after Ctrl+C.
+    """Run a command; return its exit code: 0, 2 for input that the user can correct, 130 after Ctrl+C.
 
     Args:
-        name: of the command.
-        arguments: those of the process by default.
+        name: The name of the command.
+        arguments: The arguments. Default: those of the process.
     """
     command = COMMANDS[name]
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -205,10 +205,10 @@ def _check_temporary_files() -> None:
 
 
 def read(name: str, given: Sequence[str]) -> CommandLine:
-    """What a command was told.
+    """Read the command line of a command.
 
     Raises:
-        GateError: for a line that it does not take.
+        GateError: For a line that it does not take.
     """
     command = COMMANDS[name]
     parser = command.parser()
@@ -224,14 +224,14 @@ def read(name: str, given: Sequence[str]) -> CommandLine:
 
 
 def load(path: str) -> Callable[[Any], Any]:
-    """The function that ``module:function`` names."""
+    """Return the function that ``module:function`` names."""
     module, _, name = path.partition(":")
     found: Callable[[Any], Any] = getattr(importlib.import_module(module), name)
     return found
 
 
 def _data_options(given: Sequence[str]) -> set[str]:
-    """Options of the data that may stand on this line: any at all for a kind that is not ours."""
+    """Return the options of the data that may stand on this line: any for a kind of data of the user's own."""
     chosen = [argument.removeprefix("--data=") for argument in split_off(given, "--data")[0] if argument != "--data"]
     chosen = chosen or kinds_in(given)
     if any("." in name and name.rpartition(".")[2] not in KINDS for name in chosen):
@@ -240,7 +240,7 @@ def _data_options(given: Sequence[str]) -> set[str]:
 
 
 def _asked(name: str, command: Command, given: Sequence[str]) -> str | None:
-    """What ``--version`` or the help of a command that trains shows; other commands show their help themselves."""
+    """Return the text of ``--version`` or of the help of a command that trains; other parsers print their help themselves."""
     before = split_at_dashes(given)[0]
     if "--version" in before:
         return f"head-gates {version()}"

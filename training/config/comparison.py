@@ -27,7 +27,7 @@ WITH_MEANS, WITH_CONSTANTS, WITH_UNIFORM = (
 )
 """Closed heads are not zero but have their mean output, or the constants that cost least, or attend uniformly."""
 FROM_DENSE = f"{RETRAINED} from dense"
-"""The mask goes onto the dense model and is trained on for the steps of both phases, whatever steps went into finding it."""
+"""The mask goes onto the dense model and is trained on for the steps of both phases, however many steps found it."""
 AT_TOTAL_COST = f"{RETRAINED} at equal total cost"
 """Trained on for as many passes as finding the mask has left over."""
 STAGES = (POST_HOC, WITH_MEANS, WITH_CONSTANTS, WITH_UNIFORM, RETRAINED, FROM_DENSE, AT_TOTAL_COST, FROM_SCRATCH)
@@ -218,6 +218,6 @@ def alone(setup: Setup) -> Setup:
         if asked:
             raise GateError(
                 f"--trainer.{name} is {getattr(trainer, name)}, but with --launcher ray one process does each experiment, and "
-                "several experiments are done at a time; leave one of them away"
+                "several experiments are done at a time; remove one of them"
             )
     return replace(setup, trainer=replace(trainer, devices=1))

@@ -1,6 +1,6 @@
 """The data of a run: the options ``--data NAME`` and ``--data.OPTION``.
 
-One class for each kind of data says what its reader is told. The readers are in :mod:`training.data`; they are imported when
+One class for each kind of data has the options of its reader. The readers are in :mod:`training.data`; they are imported when
 the data are opened. Data of your own are a subclass of one of these with a reader of its own.
 """
 
@@ -31,12 +31,12 @@ from training.truth.program import PROGRAMS
 ClassMetric = Literal["accuracy", "f1", "binary_f1", "matthews"]
 RatingMetric = Literal["pearson", "spearman"]
 POSITIVE = "1"
-"""The class that counts as positive where nobody says."""
+"""The default of the positive class."""
 
 
 @dataclass(frozen=True)
 class SentenceOptions(DataOptions):
-    """What sentences, or pairs of sentences, are told.
+    """Options of sentences, or pairs of sentences.
 
     Args:
         batch_size: training examples per step and device, and examples per batch when heads are scored.
@@ -51,7 +51,7 @@ class SentenceOptions(DataOptions):
 
 @dataclass(frozen=True)
 class ClassificationOptions(SentenceOptions):
-    """What data with a class for each example are told.
+    """Options of data with a class for each example.
 
     Args:
         metric: by which choices are made, and which tables show: ``accuracy``; ``f1``, the mean over classes; ``binary_f1``, of
@@ -76,7 +76,7 @@ class SentenceFiles(MoreTests, SentenceOptions):
         train_file: training examples: a csv, tsv, jsonl or parquet file; ``.gz`` is unpacked.
         test_file: the same for the results.
         select_file: the same for every choice; without it a part of the training examples is set aside.
-        more_tests: further files for results by their names, such as {mismatched: mm.tsv}, whose metrics stand beside those of
+        more_tests: further files for results by their names, such as {mismatched: mm.tsv}, whose metrics are added to those of
             the test file, as test_mismatched_accuracy; with ``dataset``, names of its splits.
         text_column: column of the sentence (default: the one called sentence or text, or what is left of two columns).
         label_column: column of the class or number (default: the one called label, or what is left of two columns).
@@ -155,8 +155,8 @@ class KnownTruth(Generated, ClassificationOptions):
 
     Args:
         program: whose question; the model is compiled from it too. ``all``, in a comparison, is one comparison for each.
-        spare: budgets of a comparison: so many heads more than the program needs. Those that the model does not have are left
-            out.
+        spare: budgets of a comparison: the numbers of heads above those that the program needs. Budgets above the heads of the
+            model are left out.
     """
 
     reader: ClassVar[str] = "training.data.known_truth:KnownTruthData"
@@ -212,8 +212,8 @@ class Glue(SentenceOptions):
     Args:
         subset: name of the task: ``cola``, ``sst2``, ``mrpc``, ``qqp``, ``stsb``, ``mnli``, ``qnli``, ``rte`` or ``wnli``.
         metric: by which choices are made (default: the one that the task is known by).
-        mismatched: with ``mnli``, whether results are on texts of other kinds than those trained on; those on the others stand
-            beside them, as test_matched_accuracy or test_mismatched_accuracy.
+        mismatched: with ``mnli``, whether results are on texts of other kinds than those trained on; those on the others are
+            added, as test_matched_accuracy or test_mismatched_accuracy.
         dataset: hub name of GLUE, or a folder that holds it.
         select_fraction: share of the training examples set aside for selection.
         tokenizer: hub name or folder; by default the model's.
@@ -243,19 +243,19 @@ class Glue(SentenceOptions):
     @property
     def sentences(self) -> Text | Ratings:
         """The same as options of sentences with a class, or with a number."""
-        told: dict[str, Any] = {name: value for name, value in asdict(self).items() if name not in ("metric", "mismatched")}
-        told |= zip(("text_column", "pair_column"), COLUMNS[self.subset], strict=False)
-        told |= METRICS.get(self.subset, {})
+        options: dict[str, Any] = {name: value for name, value in asdict(self).items() if name not in ("metric", "mismatched")}
+        options |= zip(("text_column", "pair_column"), COLUMNS[self.subset], strict=False)
+        options |= METRICS.get(self.subset, {})
         if self.metric is not None:
-            told["metric"] = self.metric
+            options["metric"] = self.metric
             if self.metric != "binary_f1":
-                told.pop("positive", None)
-        told["test_split"] = "validation"
+                options.pop("positive", None)
+        options["test_split"] = "validation"
         if self.subset == "mnli":
-            judged, beside = ("mismatched", "matched") if self.mismatched else ("matched", "mismatched")
-            told |= {"test_split": f"validation_{judged}", "more_tests": {beside: f"validation_{beside}"}}
+            judged, other = ("mismatched", "matched") if self.mismatched else ("matched", "mismatched")
+            options |= {"test_split": f"validation_{judged}", "more_tests": {other: f"validation_{other}"}}
         kind = Ratings if self.subset == "stsb" else Text
-        return kind(**told, label_column="label")
+        return kind(**options, label_column="label")
 
 
 # Images with a class each.
@@ -363,7 +363,7 @@ TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model",
     "sentencepiece.model", "source.spm",
 )  # fmt: skip
-"""One of which a folder with a tokenizer has."""
+"""A folder with a tokenizer has at least one of these files."""
 KINDS = {
     kind.__name__: kind
     for kind in (

@@ -21,7 +21,7 @@ class Time(str):
     """A time as it stands on a command line, such as ``12ms`` or ``0.7x``: whatever looks like a number with a unit.
 
     Raises:
-        ValueError: for what does not; what is wrong with a time is told by :func:`gates.gating.latency.parse_time`.
+        ValueError: For other texts. :func:`gates.gating.latency.parse_time` says what is wrong with a time.
     """
 
     __slots__ = ()
@@ -37,7 +37,7 @@ register_type(Time, serializer=str)
 GivenBudget = int | float | dict[str, int | float] | Time
 """On a command line or in a configuration."""
 BudgetOption = GivenBudget | TimeLimit
-"""The same, of which a time has become a limit by a table of the model's."""
+"""The same after a time has become a limit by a latency table of the model."""
 PriceOption = float | dict[str, float]
 Decay = Literal["linear", "noam"]
 WeightType = Literal["float32", "bfloat16"]
@@ -103,7 +103,7 @@ class Gating:
         gate: how gates are learned: ``hard-concrete`` (Louizos et al. 2018), ``relaxed-top-k`` (Differentiable Subset
             Pruning, Li et al. 2021), ``straight-through-top-k`` (the top K forward, a sigmoid's gradient backward; K comes
             down over the ramp) or ``clamped-linear`` (a number clamped to [0, 1] with an L1 price, as DuoAttention's, Xiao
-            et al. 2024). Each starts anew at the prune phase, so that a finetune phase with one serves all.
+            et al. 2024). Each starts again at the prune phase, so that a finetune phase with one serves all.
         unit: what a gate scales and a budget counts: a ``head``, or under grouped-query attention a ``group``: a key/value
             head with all its query heads, whose closing shrinks the cache.
         minimum_per_layer: heads that every layer keeps, whatever their gates say.
@@ -225,7 +225,7 @@ class Optimisation:
             alone.
         freeze_while_pruning: the same from the end of fine-tuning on: with ``["decoder"]`` and a budget of encoder heads the
             decoder cannot take over what these did (Voita et al. 2019).
-        checkpoint_activations: whether a layer's activations are computed anew in the backward pass and not kept: less memory,
+        checkpoint_activations: whether a layer's activations are computed again in the backward pass and not kept: less memory,
             about a third more time, the same results.
     """
 
@@ -273,7 +273,7 @@ class Distillation:
 
 @dataclass(frozen=True)
 class PrunerOptions(Distillation, Optimisation, Phases, Gating, Source):
-    """Everything that :class:`training.pruner.module.HeadPruner` is told, but for the seed."""
+    """All options of :class:`training.pruner.module.HeadPruner` except the seed."""
 
     def __post_init__(self) -> None:
         for group in (Source, Gating, Phases, Optimisation, Distillation):
@@ -342,7 +342,7 @@ class PrunerOptions(Distillation, Optimisation, Phases, Gating, Source):
         return f"learned {gates} gates{searched}; {refitted}{trained}"
 
 
-# What the modifiers of methods are told: the options ``--restarts.NAME``, ``--draws.NAME``, ``--swap.NAME``,
+# The options of the modifiers of methods: ``--restarts.NAME``, ``--draws.NAME``, ``--swap.NAME``,
 # ``--refit.NAME`` and ``--distil.NAME``.
 
 
@@ -351,7 +351,7 @@ class SwapSearch:
     """How long to search, and what it takes for a swap.
 
     Args:
-        rows: training examples, as far as there are so many; one half proposes swaps, the other decides on them.
+        rows: training examples, at most; one half proposes swaps, the other decides on them.
         passes: over a half after which nothing new is tried.
         significance: level of the paired tests by which the deciding half takes swaps.
     """
@@ -372,7 +372,7 @@ class DrawSearch:
     """How masks are drawn around a ranking.
 
     Args:
-        rows: training examples, of which one half decides on the masks by its loss, as for swaps.
+        rows: training examples; one half of them decides on the masks by its loss, as for swaps.
         count: masks that are drawn.
         temperature: of the draws, for log_alpha or for ranks on its scale.
     """
@@ -389,12 +389,12 @@ class DrawSearch:
 
 @dataclass(frozen=True)
 class RestartSearch:
-    """How often gates are learned anew, and how the masks are judged.
+    """How often gates are learned again, and how the masks are judged.
 
     Args:
         count: how often the gates are learned, each time with other noise: from equal gates and from a start by optimal brain
             surgeon in turn.
-        rows: training examples, of which one half decides on the masks by its loss, as for swaps; with +refit the selection
+        rows: training examples; one half of them decides on the masks by its loss, as for swaps; with +refit the selection
             split decides, behind a refit of each mask.
     """
 
@@ -411,9 +411,9 @@ class RefitSearch:
     """How weights are refitted to a mask.
 
     Args:
-        ridges: prices of leaving the old weights, of which the best on the selection split is taken.
+        ridges: prices of leaving the old weights; the best on the selection split is taken.
         rows: training examples to fit on, at most, spread over all lengths.
-        feed_forward: whether the second projections of feed-forward layers are refitted beside those of attention.
+        feed_forward: whether the second projections of feed-forward layers are refitted too.
     """
 
     ridges: list[float] = field(default_factory=lambda: [0.01, 0.1, 1.0])

@@ -115,7 +115,7 @@ class EndOfRun:
                 raise GateError(f"--curve has the budget {fraction}; expected fractions of all heads above 0 and at most 1")
 
 
-# What a latency table is measured with, beside the run that it is for.
+# The options of a latency table, in addition to those of its run.
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class TrainerOptions:
         devices: how many devices, or which ones, such as 2 or [0,3].
         precision: of arithmetic, such as ``32-true``, ``bf16-mixed`` or ``16-mixed`` (default: 32-true).
         strategy: how several devices work together, such as ``ddp``.
-        num_nodes: machines that take part, each with so many devices.
+        num_nodes: machines that take part, each with this number of devices.
         accumulate_grad_batches: batches for each optimiser step.
         gradient_clip_val: largest norm of the model's gradient; null for no limit.
         gradient_clip_algorithm: ``norm`` (default) or ``value``.

@@ -1,4 +1,4 @@
-"""All that a run is told, checked together."""
+"""All options of a run, checked together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Setup:
-    """All that a run is told, checked.
+    """All options of a run, checked.
 
     Args:
         run, model, weights, scratch, end, wandb, data, trainer: see the classes.
@@ -70,7 +70,7 @@ class Setup:
             )
         for name in ("limit_val_batches", "limit_test_batches"):
             if getattr(self.trainer, name) == 0:
-                raise GateError(f"--trainer.{name} is 0, but results are of the selection and the test split; leave it away")
+                raise GateError(f"--trainer.{name} is 0, but results are of the selection and the test split; remove it")
 
     def with_seed(self, seed: int) -> Setup:
         """The same with another seed."""

@@ -19,7 +19,7 @@ BleuTokenizer = Literal["13a", "intl", "zh", "char", "ja-mecab", "ko-mecab"]
 
 @dataclass(frozen=True)
 class TranslationOptions(TrainedTokenizer):
-    """What all parallel text is told.
+    """Options of all parallel text.
 
     Args:
         batch_tokens: tokens on the longer side of a training batch, padding included, per step and device.
@@ -35,7 +35,7 @@ class TranslationOptions(TrainedTokenizer):
         beams: translations that beam search keeps at a time; 1 for greedy decoding.
         length_penalty: power of the length by which a beam's score is divided; above 0 it favours longer translations.
         beam_splits: splits that are also translated with beams (default: test).
-        validate_every: epochs between validations, each of which translates the selection split.
+        validate_every: epochs between validations; each translates the selection split.
     """
 
     eval_batch_size: int = 64
@@ -160,11 +160,11 @@ DocumentsAre = Literal["blank_line", "line", "file"]
 
 @dataclass(frozen=True)
 class DocumentOptions(TrainedTokenizer):
-    """What all running text is told. Documents are cut into blocks of ``max_length`` tokens, and a block is an example.
+    """Options of all running text. Documents are cut into blocks of ``max_length`` tokens, and a block is an example.
 
     Args:
         batch_size: blocks per training step and device, and blocks per batch when heads are scored.
-        packing: whether a block is filled with several documents, none of which sees another; false gives every document blocks
+        packing: whether a block is filled with several documents that do not see each other; false gives every document blocks
             of its own, filled up with padding.
     """
 
@@ -190,14 +190,14 @@ class Documents(MoreTests, DocumentOptions):
             ``.gz`` is unpacked.
         test_file: the same for the results.
         select_file: the same for every choice; without it a part of the training documents is set aside.
-        more_tests: further files for results by their names, such as {news: news.txt}, whose metrics stand beside those of the
+        more_tests: further files for results by their names, such as {news: news.txt}, whose metrics are added to those of the
             test file, as test_news_perplexity; with ``dataset``, names of its splits.
         documents: where a document of a text file ends: at a ``blank_line``, with each ``line``, or with the ``file``.
         text_column: column of the documents in files and data sets that have columns (default: the one called text, or the only
             one).
-        streaming: whether documents are read while the run goes on, so that memory does not depend on how many there are.
+        streaming: whether documents are read during the run, so that memory does not depend on their number.
         train_blocks: with streaming, blocks of a pass: what an epoch is.
-        kept_blocks: with streaming, training blocks that are kept in memory, of which scores and searches take theirs.
+        kept_blocks: with streaming, training blocks that are kept in memory for scores and searches.
         select_blocks: with streaming, blocks of the selection split, at most.
         test_blocks: with streaming, blocks of the test split, and of each further one, at most.
         shuffle_buffer: with streaming, documents among which the next one is drawn; 1 leaves them in their order.

@@ -138,7 +138,7 @@ def opened(directory: Path, sweep: Sweep, storage: str | None) -> Iterator[optun
     file = directory / FILE
     shown = str(file) if storage is None else without_password(storage)
     if storage is None and not file.exists() and any(directory.glob("trials/*")):
-        raise GateError(f"{shown!r} is gone, without which the trials beside it are unknown; give another --run_dir")
+        raise GateError(f"{shown!r} is gone, without which its trials are unknown; give another --run_dir")
     try:
         url = make_url(storage) if storage is not None else URL.create("sqlite", database=str(file.resolve()))
         wait = {"connect_args": {"timeout": LOCKED}} if url.get_backend_name() == "sqlite" else {}

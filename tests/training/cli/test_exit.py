@@ -38,7 +38,7 @@ def test_bad_input_is_one_sentence(capsys):
 def test_another_process_that_died_is_told_in_one_sentence(capsys):
     """As gloo and NCCL say it; what only sounds like it is not taken for it."""
     gloo = "[/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:26770. GLHF!"
-    said = "error: another process of this job died (Connection closed by peer), of which more may stand above; start again\n"
+    said = "error: another process of this job died (Connection closed by peer), see the lines above; start again\n"
     assert ends(raising(RuntimeError(gloo)), capsys) == (2, said)
     nccl = "NCCL communicator was aborted on rank 0: remote process exited or there was a network error"
     assert "(remote process exited)" in ends(raising(RuntimeError(nccl)), capsys)[1]

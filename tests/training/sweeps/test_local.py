@@ -25,6 +25,9 @@ from tests.training.sweeps.files import COMMAND, GRID, quick_sweep, stand_in, wr
 from training.commands.table import run_command
 from training.fit import main as fit
 from training.runs.directory import only_writer
+from training.sweeps.local import description_of
+from training.sweeps.space import read_sweep
+from training.sweeps.study import Trials, opened
 
 main = partial(run_command, "sweep")
 needs_proc = pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks at processes in /proc")
@@ -180,10 +183,22 @@ def test_a_planned_trial_that_was_killed_before_it_had_its_options_gets_them(tmp
     assert {*zip(table["model.price"], table["seed"], strict=True)} == {(0.1, 0), (0.1, 1), (0.2, 0), (0.2, 1)}
 
 
-def alive(pid):
-    """Return whether a process that is not a child of this one runs."""
-    status = Path(f"/proc/{pid}/stat")
-    return status.is_file() and status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+def test_a_trial_whose_process_lives_on_is_not_started_again(tmp_path, capsys, quick, monkeypatch):
+    """As after SIGKILL of the sweep alone."""
+    monkeypatch.setattr("training.runs.directory.WAIT", 0.1)
+    arguments, run = [quick_sweep(tmp_path), "--run_dir", str(tmp_path / "run"), "--trials", "1"], tmp_path / "run"
+    sweep = read_sweep(Path(arguments[0]))
+    with only_writer(run), opened(run, sweep, None) as study:
+        trials = Trials(study, sweep, 1, 0)
+        trials.plan()
+        assert trials.begin() == 0
+        study.set_user_attr("sweep", description_of(sweep, [], 0, None))
+    with only_writer(run / "trials" / "0"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("training.sweeps.local.check_directory", lambda *_: None)
+        assert main(arguments) == 2
+    assert "another process is at work in" in capsys.readouterr().err
+    assert main(arguments) == 0
+    assert list(table_of(run)["trial"]) == [0]
 
 
 @pytest.mark.integration
@@ -278,8 +293,7 @@ def test_the_best_configuration_gives_the_best_result_again(real_sweep, tmp_path
 @pytest.mark.nightly
 @needs_proc
 def test_a_sweep_that_was_killed_gives_the_same_table(real_sweep, tmp_path, monkeypatch, capfd):
-    """SIGKILL while two trials train: the sweep waits until their processes are ended, and then continues them; a third
-    follows."""
+    """SIGKILL of the sweep and of two trials that train; they continue, and a third follows."""
     one_thread(monkeypatch)
     shutil.copy(real_sweep.parent / "sweep_file.yaml", tmp_path)
     arguments = [*sweep_command(tmp_path / "sweep_file.yaml", tmp_path / "run", "--trials", "3"), "--save_every=4"]
@@ -290,16 +304,11 @@ def test_a_sweep_that_was_killed_gives_the_same_table(real_sweep, tmp_path, monk
         stats = {int(path.parent.name): path.read_text() for path in Path("/proc").glob("[0-9]*/stat")}
         children = [pid for pid, stat in stats.items() if stat.rsplit(")", 1)[1].split()[1] == str(sweep.pid)]
         assert len(children) == 2
-        for pid in children:
-            os.kill(pid, signal.SIGSTOP)  # so that they are still there when the sweep starts again
     finally:
         sweep.kill()
         sweep.wait()
-    assert main(arguments) == 2
-    assert "another process is at work in" in capfd.readouterr().err
     for pid in children:
         os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: not any(map(alive, children)))
     (trials / "0" / "mark").touch()  # a run that begins again empties its directory
     assert main(arguments) == 0
     assert "2 begun before" in capfd.readouterr().out
