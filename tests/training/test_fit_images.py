@@ -56,14 +56,3 @@ def test_other_forms_have_the_processor_too(run, tmp_path):
 def test_roles_of_words_are_refused(run, capsys):
     assert command(["analyze", str(run), "--experiments", "roles"]) == 2
     assert "Traceback" not in capsys.readouterr().err
-
-
-def test_a_broken_image_ends_the_command_with_one_sentence(tmp_path, capsys):
-    folder = write_images(tmp_path / "train")
-    (tmp_path / "train" / "red" / "0.png").write_bytes(b"no image")
-    given = ["--data", "Images", "--data.train_folder", folder, "--data.test_folder", folder, "--data.image_size", "8"]
-    given += ["--model.from_scratch", json.dumps(VIT), "--wandb.mode", "disabled", "--run_dir", str(tmp_path / "run")]
-    assert main(given) == 2
-    error = capsys.readouterr().err
-    assert "red/0.png' cannot be read" in error
-    assert "Traceback" not in error

@@ -96,34 +96,3 @@ def test_the_loss_is_transformers_own_over_a_batch():
     torch.testing.assert_close(task.batch_loss(losses, batch), model(**batch).loss)
     assert task.example_weights(batch).tolist() == [3, 1]
     assert task.predictions(logits, batch)[1] == ["O B-X I-X", "B-X"]
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "said"),
-    [
-        ("train.conll", "", "is empty"),
-        ("train.conll", "a B-X c\nb O\n", "line 2 of"),
-        ("train.conll", "a O\nb O\n", "all training words have the tag 'O'"),
-    ],
-)
-def test_wrong_files_end_a_command_with_one_sentence(tmp_path, capsys, name, text, said):
-    (tmp_path / name).write_text(text)
-    file, folder = str(tmp_path / name), tmp_path / "run"
-    given = ["--data", "Tags", "--data.train_file", file, "--data.test_file", file, "--model.backbone", "some/model"]
-    assert main([*given, "--run_dir", str(folder)]) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert "Traceback" not in error
-    assert not folder.exists()
-
-
-def test_words_beyond_the_positions_of_the_model_end_a_command_with_one_sentence(tmp_path, capsys):
-    (tmp_path / "a.conll").write_text("the O\nking B-X\n\n" * 20 + "fox B-X\n" * 30 + "\n")
-    build_tokenizer().save_pretrained(tmp_path / "tokenizer")
-    model = json.dumps({**MODEL, "max_position_embeddings": 16})
-    given = ["--data", "Tags", "--data.tokenizer", str(tmp_path / "tokenizer"), "--model.from_scratch", model]
-    given += [part for split in ("train", "test") for part in (f"--data.{split}_file", str(tmp_path / "a.conll"))]
-    assert main([*given, "--model.budget", "3", "--wandb.mode", "disabled", "--run_dir", str(tmp_path / "run")]) == 2
-    error = capsys.readouterr().err
-    assert "error: the longest text has 32 tokens, but 'bert' has 16 positions; set --data.max_length 16 or lower\n" in error
-    assert "Traceback" not in error

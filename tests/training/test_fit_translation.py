@@ -103,7 +103,7 @@ def test_masks_are_compared_with_random_ones_of_their_kinds(run):
 
 def test_methods_with_the_same_mask_have_the_same_translations(tmp_path):
     same = ["--model.budget", "{encoder: 0}", "--compare", "full", "--retrained", "[his,random]", "--curve", "[]"]
-    assert fit(tmp_path, *same) == 0
+    assert fit(tmp_path, *same, "--data.select_rows", "8", "--data.test_rows", "8") == 0
     retrained = pd.read_csv(tmp_path / "run" / "comparison.csv").query("stage == 'retrained'").set_index("method")
     assert retrained.loc["random", "experiment"] == retrained.loc["his", "experiment"]  # one training for both
     folder = tmp_path / "run" / "translations"
@@ -335,10 +335,8 @@ def test_two_processes_equal_one(tmp_path):
 def test_rivals_keep_the_kinds_that_a_price_leaves_whole(tmp_path):
     """Encoder heads have a price; the others were never to go."""
     price = ["--model.budget", "null", "--model.price", "{encoder: 0.5}", "--model.gate_learning_rate", "2.0"]
-    assert (
-        fit(tmp_path, *price, "--compare", "posthoc", "--model.swaps", "12", "--model.minimum_per_layer", "1", "--curve", "[]")
-        == 0
-    )
+    more = ["--compare", "posthoc", "--model.swaps", "12", "--model.minimum_per_layer", "1", "--curve", "[]"]
+    assert fit(tmp_path, *price, *more, "--data.select_rows", "8", "--data.test_rows", "8") == 0
     kept = {}
     for file in (tmp_path / "run" / "masks").glob("*.json"):
         kinds = {"encoder": 0, "decoder": 0, "cross": 0}

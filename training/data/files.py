@@ -169,9 +169,8 @@ def check_label_headers(tables: Mapping[str, pd.DataFrame], labels: Mapping[str,
     first_rows, times = {}, {}
     for split, table in tables.items():
         classes = table[labels[split]]
-        counts = classes.value_counts()
-        first_rows[split], times[split] = list(table.iloc[0]), int(counts[classes.iloc[0]])
-        if len(counts) > 2 and times[split] == 1 and (counts == 1).sum() == 1:
+        first_rows[split], times[split] = list(table.iloc[0]), int((classes == classes.iloc[0]).sum())
+        if classes.nunique() > 2 and _is_alone_first(classes):
             raise GateError(_has_header(Path(files[split]), table))
     for one, other in combinations(tables, 2):
         is_same_file = Path(files[one]).resolve() == Path(files[other]).resolve()
@@ -188,7 +187,8 @@ def _has_header(path: Path, table: pd.DataFrame) -> str:
 
 
 def _begins_with_header(table: pd.DataFrame, columns: list[str]) -> bool:
-    """Return whether the first row has a given or usual name of a column, or a word in a column of numbers."""
+    """Return whether the first row has a given or usual name of a column, a word in a column of numbers, or a value that no
+    other row has in a column of few values."""
 
     def name(value: object) -> str:
         return str(value).strip().strip("\"'").lower()
@@ -199,7 +199,15 @@ def _begins_with_header(table: pd.DataFrame, columns: list[str]) -> bool:
             return True  # elsewhere it is a class or a text
         if len(others) and not _are_numbers(table[column].iloc[:1]) and _are_numbers(others[:20]) and _are_numbers(others):
             return True
+        if len(table) >= 20 and _is_alone_first(table[column]) and table[column].nunique() <= len(table) / 5:
+            return True
     return False
+
+
+def _is_alone_first(values: pd.Series) -> bool:
+    """Return whether the first value occurs nowhere else, and no other value occurs once."""
+    counts = values.value_counts()
+    return bool(counts[values.iloc[0]] == 1 and (counts == 1).sum() == 1)
 
 
 def _are_numbers(values: pd.Series) -> bool:

@@ -31,7 +31,8 @@ def local_text_configurations():
             yield path.stem, data_of(build_parser().parse_args(["--config", str(path), *files]).data)
 
 
-CONFIGURED = {(str(found.columns), found.pair_column): found for _, found in local_text_configurations()}
+LOCAL = dict(local_text_configurations())
+CONFIGURED = {(str(found.columns), found.pair_column): found for found in LOCAL.values()}
 """One of each kind: with and without names of the columns, and with pairs."""
 
 
@@ -48,8 +49,7 @@ def written(folder, options, header, classes):
 
 
 def test_there_are_configurations_of_both_kinds():
-    names = {name for name, _ in local_text_configurations()}
-    assert names >= {"sst2_minilm_local", "sick_minilm_local", "text", "decoder_local", "agreement_minilm_local"}
+    assert LOCAL.keys() >= {"sst2_minilm_local", "sick_minilm_local", "text", "decoder_local", "agreement_minilm_local"}
     assert {options.columns is None for options in CONFIGURED.values()} == {True, False}
 
 

@@ -76,25 +76,6 @@ def test_who_steers(settings, holds, apart):
 # -- while gates are trained -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spread", [0.3, 1.0])
-def test_scores_set_gates_apart_by_standard_deviations_of_their_logarithm(spread):
-    scores = torch.rand(8, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.1
-    steering = make_steering(init_spread=spread)
-    steering.set_apart_(scores)
-    logarithm = scores.log()
-    expected = 2.5 + spread * (logarithm - logarithm.mean()) / logarithm.std()
-    torch.testing.assert_close(steering.gates.log_alpha.detach().double(), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_gates_set_apart_stay_within_their_limits():
-    steering = make_steering(init_spread=100.0)
-    steering.set_apart_(torch.tensor([0.0, 1, 2, 3, 4, 5, 6, 7]))
-    limited = steering.gates.log_alpha.detach().clone()
-    steering.gates.learned.clamp_()
-    assert torch.equal(steering.gates.log_alpha.detach(), limited)
-    assert torch.isfinite(limited).all()
-
-
 @pytest.mark.parametrize("gate", ["hard-concrete", "clamped-linear"])
 @pytest.mark.parametrize(("price", "prices"), [(0.3, [0.3, 0.3, 0.3]), ({"encoder": 0.5, "cross": 0.1}, [0.5, 0.0, 0.1])])
 def test_a_price_is_paid_for_expected_open_gates_in_proportion_to_the_ramp(gate, price, prices):
@@ -180,12 +161,6 @@ def test_with_adam_gates_keep_the_proportions_of_their_gradients_and_the_price_i
     torch.testing.assert_close(parameter.detach(), expected, atol=1e-3, rtol=1e-3)
 
 
-def test_an_optimiser_without_the_gates_is_refused():
-    steering = make_steering(budget=3)
-    with pytest.raises(GateError, match="the optimiser does not train the gates"):
-        steering.enforce_(0.5, torch.optim.Adam([torch.nn.Parameter(torch.ones(2))]))
-
-
 def test_what_is_learned_tells_gates_that_closed_by_themselves_from_those_that_the_budget_closes():
     steering = make_steering(budget=3)
     found = steering.learned()
@@ -248,7 +223,6 @@ def test_the_highest_gates_within_the_budget_stay(gate):
     log_alpha = spread_(steering)
     assert steering.learned_mask().nonzero().flatten().tolist() == sorted(log_alpha.argsort()[-3:].tolist())
     assert steering.budget_of(torch.ones(8)) == Budget(3, {})
-    assert steering.budget_of(torch.ones(8)) == Budget(3, {})
 
 
 def test_every_layer_keeps_its_minimum():
@@ -277,7 +251,6 @@ def test_with_a_price_every_gate_above_0_stays(gate, mode):
     steering.gates.mode = "stochastic"
     assert torch.equal(mask.bool(), steering.gates.values() > 0)
     assert 0 < mask.sum() < 8
-    assert steering.budget_of(mask) == Budget(int(mask.sum()), {})
     assert steering.budget_of(mask) == Budget(int(mask.sum()), {})
 
 

@@ -9,7 +9,7 @@ from training.tasks.encoder_decoder import check_longest, positions
 
 TINY = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 TABLES = {kind: TINY | {"max_position_embeddings": 20} for kind in (
-    "bert", "roberta", "xlm-roberta-xl", "data2vec-text", "mpnet", "ibert", "luke", "markuplm", "layoutlm", "nystromformer",
+    "bert", "roberta", "xlm-roberta-xl", "data2vec-text", "mpnet", "ibert", "markuplm", "layoutlm", "nystromformer",
 )}  # fmt: skip
 TABLES |= {
     "longformer": TABLES["bert"] | {"attention_window": 4},
