@@ -47,7 +47,6 @@ STYLE: dict[Any, Any] = {
     "ytick.color": INK,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.facecolor": "none",
     "grid.color": INK,
     "grid.alpha": 0.15,
     "text.parse_math": False,  # a name may hold dollar signs

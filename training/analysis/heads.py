@@ -198,9 +198,9 @@ def across_domains(dense: DenseModel, other: TaskData) -> AnalysisResult:
         ("his", "HIS", "HIS, normalised by layer"),
         ("loss_change", f"the effect on the loss of removing each {dense.gates.unit}", "change of the loss without the head"),
     ):
-        numbers[name] = found = _correlations(table[name].to_numpy(), table[f"other_{name}"].to_numpy())
-        sentences.append(f"Between the two, {title} correlates {_described(found)}.")
-        r = "" if found["pearson"] is None else f" (r = {found['pearson']:.2f})"
+        numbers[name] = correlation = _correlations(table[name].to_numpy(), table[f"other_{name}"].to_numpy())
+        sentences.append(f"Between the two, {title} correlates {_described(correlation)}.")
+        r = "" if correlation["pearson"] is None else f" (r = {correlation['pearson']:.2f})"
         panels.append((name, f"other_{name}", {"title": short + r, "xlabel": "run's data", "ylabel": "other data"}))
     return AnalysisResult({"domains": table}, {"domains": scatter(table, panels)}, sentences, numbers)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 import torch
@@ -56,32 +55,28 @@ from training.tasks.base import IGNORED, shifted_right
 # What roles are measured on: trees, pronouns, pairs and repeated sequences, as batches of tokens.
 
 BATCH, CELLS = 32, 32 * 48**2
-"""Sentences at a time, and the most pairs of their tokens: less for sentences of more than 48 tokens."""
+"""The most sentences of a batch, and the most pairs of their tokens: fewer sentences if they have more than 48 tokens."""
 MULTIPLE = 8
-"""Of tokens, to which batches are filled up: a CPU keeps something for every new width, which would grow with the data."""
-REPEATED = 200
-"""Random sequences that are said twice."""
+"""Widths of batches are multiples of it: a CPU caches something for every new width, which would grow with the data."""
 MOST_PAIRS = 1000
-"""Of a translator's test pairs."""
+"""The most test pairs of a translator."""
 MOST_SHOWN, LONGEST_SHOWN = 20, 64
-"""Sentences, and tokens of each, whose attention is shown: a page holds all heads of them."""
-LEAST_KINDS = 16
-"""Of tokens, from which random sequences are drawn."""
+"""The most sentences whose attention is shown, and the most tokens of each: a page holds all heads of them."""
 
 
 @dataclass(frozen=True)
 class RoleFiles:
-    """What the command was told.
+    """The files and names that the command was given.
 
     Args:
-        conllu: a treebank; None where a parser reads the texts.
-        text: whose tokens say what is rare; None for the run's training data, or else the treebank.
-        coref: pronouns; None for none.
-        relations: that are looked at; all by default.
-        most_sentences: of the treebank and of the pronouns; None for all.
-        parser: of the texts, see :func:`training.data.trees.parse_texts`; None with a treebank.
-        show: sentences whose attention is shown, one on each line; None for some of the treebank.
-        maps: names of heads whose attention is drawn.
+        conllu: A treebank; None with a parser of the texts.
+        text: A text whose tokens say what is rare; None for the run's training data, or else the treebank.
+        coref: A file of pronouns; None for none.
+        relations: The relations to measure; all by default.
+        most_sentences: The most sentences of the treebank and of the pronouns; None for all.
+        parser: The parser of the texts, see :func:`training.data.trees.parse_texts`; None with a treebank.
+        show: A file of sentences whose attention is shown, one on each line; None for some of the treebank.
+        maps: The names of heads whose attention is drawn.
     """
 
     conllu: str | None
@@ -93,22 +88,11 @@ class RoleFiles:
     show: str | None = None
     maps: tuple[str, ...] = ()
 
-    @property
-    def of_trees(self) -> str:
-        """What the trees come from, as errors and findings call it."""
-        return repr(self.conllu if self.parser is None else self.text)
-
     def read_trees(self) -> list[Tree]:
-        """The trees of the treebank, or of the texts by the parser.
-
-        Raises:
-            GateError: for whatever is wrong with files or parser.
-        """
+        """Return the trees of the treebank, or of the texts by the parser."""
         if self.parser is None:
-            assert self.conllu is not None
-            return read_treebank(self.conllu)[: self.most_sentences]
-        assert self.text is not None
-        return parse_texts(self.parser, read_lines(self.text)[: self.most_sentences])[: self.most_sentences]
+            return read_treebank(str(self.conllu))[: self.most_sentences]
+        return parse_texts(self.parser, read_lines(str(self.text))[: self.most_sentences])[: self.most_sentences]
 
 
 @dataclass(frozen=True)
@@ -116,11 +100,11 @@ class Encoded:
     """Sentences that the model takes.
 
     Args:
-        pieces: of each.
-        golds: what is known of each, in the same order.
-        left_out: sentences that are too long or have no piece.
-        pieceless: words without a piece, which count nowhere.
-        limit: the most tokens that the model takes; None for any number.
+        pieces: The tokens of each sentence.
+        golds: The tree or pronoun of each sentence, in the same order.
+        left_out: The number of sentences that are too long or have no piece.
+        pieceless: The number of words without a piece, which count nowhere.
+        limit: The most tokens that the model takes; None for any number.
     """
 
     pieces: list[Pieces]
@@ -130,8 +114,7 @@ class Encoded:
     limit: int | None = None
 
     def batches(self) -> Iterator[list[int]]:
-        """Numbers of sentences of similar lengths, fewer at a time where they are long, so that attention takes as much memory
-        in any data."""
+        """Yield the numbers of sentences of similar lengths, fewer where they are long: memory does not depend on the data."""
         rows: list[int] = []
         for row in sorted(range(len(self.pieces)), key=lambda row: len(self.pieces[row].ids)):
             width = width_of([self.pieces[row].ids], self.limit)
@@ -142,17 +125,17 @@ class Encoded:
         yield rows
 
     def ids(self, rows: Sequence[int]) -> Tensor:
-        """The tokens of some sentences, ``[rows, width]``; -1 behind their ends."""
+        """Return the tokens of some sentences, ``[rows, width]``; -1 behind their ends."""
         found = [self.pieces[row].ids for row in rows]
         return padded(found, -1, width_of(found, self.limit))
 
     def words(self, rows: Sequence[int]) -> Tensor:
-        """The word of each of these tokens; -1 for none."""
+        """Return the word of each of these tokens; -1 for none."""
         found = [self.pieces[row].words for row in rows]
         return padded(found, -1, width_of(found, self.limit))
 
-    def told(self, what: str) -> str:
-        """What was left out, in words; empty if nothing was."""
+    def omissions(self, what: str) -> str:
+        """Say what was left out; empty if nothing was."""
         parts = [f"{counted(self.left_out, what)} too long for the model"] if self.left_out else []
         parts += [f"{counted(self.pieceless, 'word')} without a piece"] if self.pieceless else []
         return " and ".join(parts)
@@ -163,15 +146,15 @@ class RoleTexts:
     """All that roles are measured on.
 
     Args:
-        trees: of the treebank.
-        relations: that are looked at.
-        pronouns: None where no file is given.
-        frequencies: of every token, for sources and for targets, ``[vocabulary]``.
-        frequencies_from: what they are counted in.
-        seen: tokens of the treebank, from which random sequences are drawn.
-        parser: that made the trees; None for gold ones.
-        shown: tokens of sentences whose attention is shown; empty for some of the treebank.
-        maps: the number of its site, and its number there, of every head whose attention is drawn.
+        trees: The sentences of the treebank.
+        relations: The relations to measure.
+        pronouns: The texts with pronouns; None without a file.
+        frequencies: The frequency of every token, for sources and for targets, ``[vocabulary]``.
+        frequencies_from: The texts in which they are counted, in words.
+        seen: The tokens from which random sequences are drawn.
+        parser: The parser that made the trees; None for gold ones.
+        shown: The tokens of sentences whose attention is shown; empty for some of the treebank.
+        maps: The site's number, and the head's number there, of every head whose attention is drawn.
     """
 
     trees: Encoded
@@ -186,7 +169,7 @@ class RoleTexts:
 
 
 def read_texts(files: RoleFiles, observed: ObservedModel) -> RoleTexts:
-    """Everything read and encoded.
+    """Read and encode the files.
 
     Raises:
         GateError: for whatever is wrong with the files, or a tokenizer that does not fit.
@@ -195,26 +178,27 @@ def read_texts(files: RoleFiles, observed: ObservedModel) -> RoleTexts:
     shown = [] if files.show is None else _shown(files.show, observed)
     trees = files.read_trees()
     relations = relations_of(trees, files.relations)
-    encoded = _encoded(observed, trees, f"every sentence of {files.of_trees}")
+    source = files.conllu if files.parser is None else files.text
+    encoded = _encoded(observed, trees, f"every sentence of {source!r}")
     pronouns = None
     if files.coref is not None:
         pronouns = _encoded(observed, read_coreference(files.coref)[: files.most_sentences], f"every text of {files.coref!r}")
     special = special_ids(observed.tokenizer)
     seen = sorted({token for pieces in encoded.pieces for token in pieces.ids} - special)
-    if len(seen) < LEAST_KINDS:
+    if len(seen) < 16:  # too few for random sequences
         seen = [token for token in range(len(observed.tokenizer)) if token not in special]
-    frequencies, told = _frequencies(files, observed, encoded)
-    return RoleTexts(encoded, relations, pronouns, frequencies, told, seen, files.parser, shown, maps)
+    frequencies = _frequencies(files, observed, encoded)
+    return RoleTexts(encoded, relations, pronouns, *frequencies, seen, files.parser, shown, maps)
 
 
 def special_ids(tokenizer: Any) -> set[int]:
-    """Special tokens that stand for no word: all but the unknown one, unless it is the start, end or padding token too."""
+    """Return the tokens that stand for no word: special ones, but the unknown only if it is the start, end or padding too."""
     others = {getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad", "cls", "sep", "mask")}
     return set(tokenizer.all_special_ids) - ({tokenizer.unk_token_id} - others)
 
 
 def _named_heads(names: Sequence[str], observed: ObservedModel) -> list[tuple[int, int]]:
-    """Where heads are that are called as in ``encoder.2.8``: kind, layer and number."""
+    """Return where heads are with names such as ``encoder.2.8``: kind, layer and number."""
     known = {f"{observed.sites[site].label}.{head}": (site, head) for site, head in observed.heads}
     for name in names:
         if name not in known:
@@ -223,7 +207,6 @@ def _named_heads(names: Sequence[str], observed: ObservedModel) -> list[tuple[in
 
 
 def _shown(file: str, observed: ObservedModel) -> list[list[int]]:
-    """The tokens of a user's own sentences."""
     lines = read_lines(file)
     if not 1 <= len(lines) <= MOST_SHOWN:
         raise GateError(f"{file!r} has {len(lines)} sentences to show; expected 1 to {MOST_SHOWN}, one on each line")
@@ -247,20 +230,20 @@ def _encoded(observed: ObservedModel, golds: Sequence[Tree | Pronoun], what: str
 
 
 def _frequencies(files: RoleFiles, observed: ObservedModel, trees: Encoded) -> tuple[dict[str, Tensor], str]:
-    """How often every token occurs, and where that was counted."""
+    """Return how often every token occurs, and where that was counted."""
     rows: dict[str, Iterable[Sequence[int]]]
     if files.text is not None:
         lines = read_lines(files.text)
-        rows, told = {"source": observed.tokenizer(lines, verbose=False)["input_ids"]}, "the text given"
+        rows, where = {"source": observed.tokenizer(lines, verbose=False)["input_ids"]}, "the text given"
     elif observed.data is not None:
         split = observed.data.splits["train"]
         own = {"source": "source" if "source" in split.column_names else "input_ids"}
         own |= {"target": "target"} if "target" in split.column_names else {}
-        rows, told = {name: split[column] for name, column in own.items()}, "the run's training data"
+        rows, where = {name: split[column] for name, column in own.items()}, "the run's training data"
     else:
-        rows, told = {"source": [pieces.ids for pieces in trees.pieces]}, "the treebank itself, as no text is given"
+        rows, where = {"source": [pieces.ids for pieces in trees.pieces]}, "the treebank itself, as no text is given"
     counts = {name: _count(ids, observed) for name, ids in rows.items()}
-    return {"target": counts["source"], **counts}, told
+    return {"target": counts["source"], **counts}, where
 
 
 def _count(rows: Iterable[Sequence[int]], observed: ObservedModel) -> Tensor:
@@ -271,7 +254,7 @@ def _count(rows: Iterable[Sequence[int]], observed: ObservedModel) -> Tensor:
 
 
 def width_of(rows: Sequence[Sequence[Any]], limit: int | None) -> int:
-    """The longest row's length, up to a whole number of :data:`MULTIPLE` where the model takes so many tokens.
+    """Return the longest row's length, up to a multiple of :data:`MULTIPLE` if the model takes so many tokens.
 
     >>> width_of([[1] * 5, [1] * 11], limit=None), width_of([[1] * 11], limit=12)
     (16, 12)
@@ -282,13 +265,13 @@ def width_of(rows: Sequence[Sequence[Any]], limit: int | None) -> int:
 
 
 def padded(rows: Sequence[Sequence[int]], value: int, width: int | None = None) -> Tensor:
-    """Rows filled up on the right, ``[rows, width]``; to the longest by default."""
+    """Fill up rows on the right, ``[rows, width]``; to the longest by default."""
     width = max(map(len, rows)) if width is None else width
     return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows], dtype=torch.long)
 
 
 def trees_of(rows: Sequence[int], texts: Encoded, relations: Sequence[str], device: torch.device) -> Trees:
-    """The gold trees of a batch."""
+    """Return the gold trees of a batch."""
     number = {relation: place for place, relation in enumerate(relations)}
     golds: list[Tree] = [texts.golds[row] for row in rows]
     size = width_of([gold.heads for gold in golds], None)
@@ -300,7 +283,7 @@ def trees_of(rows: Sequence[int], texts: Encoded, relations: Sequence[str], devi
 
 
 def mentions_of(rows: Sequence[int], texts: Encoded, device: torch.device) -> Mentions:
-    """Pronouns and candidates of a batch."""
+    """Return pronouns and candidates of a batch."""
     golds: list[Pronoun] = [texts.golds[row] for row in rows]
     size = width_of([gold.words for gold in golds], None)
 
@@ -319,43 +302,38 @@ def mentions_of(rows: Sequence[int], texts: Encoded, device: torch.device) -> Me
 
 
 def repeats(observed: ObservedModel, seen: Sequence[int]) -> Iterator[Tensor]:
-    """Batches of random sequences said twice, padded with -1."""
-    start = observed.tokenizer.bos_token_id
+    """Yield batches of 200 random sequences, each repeated once, padded with -1."""
     limit = observed.limit
     longest = LENGTHS[1] if limit is None else max(2, (limit - 1) // 2)
-    rows = repeated_sequences(seen, REPEATED, start=start, longest=longest)
+    rows = repeated_sequences(seen, 200, start=observed.tokenizer.bos_token_id, longest=longest)
     parts = (rows[first : first + BATCH] for first in range(0, len(rows), BATCH))
     return (padded(part, -1, width_of(part, limit)) for part in parts)
 
 
-def own_pairs(observed: ObservedModel) -> Iterator[Any]:
-    """Batches of the run's own test pairs, up to a number; nothing where there are none."""
+def own_pairs(observed: ObservedModel) -> list[Any]:
+    """Return batches of the run's own test pairs, up to a number; none where there are none."""
     if observed.data is None or "target" not in observed.data.splits["test"].column_names:
-        return iter(())
-    rows = 0
-
-    def limited() -> Iterator[Any]:
-        nonlocal rows
-        for batch in islice(observed.data.test_dataloader(), MOST_PAIRS):  # type: ignore[union-attr]
-            if rows >= MOST_PAIRS:
-                return
-            rows += len(batch["labels"])
-            yield batch
-
-    return limited()
+        return []
+    batches, rows = [], 0
+    for batch in observed.data.test_dataloader():
+        if rows >= MOST_PAIRS:
+            break
+        batches.append(batch)
+        rows += len(batch["labels"])
+    return batches
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What came of all passes.
+    """The results of all passes.
 
     Args:
-        roles: of every head that is not pruned.
-        syntactic: shares of all relations and directions.
-        columns: their names.
-        offsets: names of the fixed offsets they are compared with.
-        coreference: shares of pronouns; None where no file is given.
-        confidence: of every head, ``[heads]``.
+        roles: The roles of every head that is not pruned.
+        syntactic: The shares of all relations and directions.
+        columns: The names of relations and directions.
+        offsets: The names of the fixed offsets with which they are compared.
+        coreference: The shares of pronouns; None without a file.
+        confidence: The confidence of every head, ``[heads]``.
     """
 
     roles: list[Role]
@@ -367,17 +345,12 @@ class Measured:
 
     @property
     def unknown(self) -> list[str]:
-        """Names of the roles that no head had enough opportunities for."""
+        """The names of the roles for which no head had enough opportunities."""
         return [role.rule.name for role in self.roles if bool(role.strength.isnan().all())]
 
 
 class RolePasses:
-    """Runs a model on texts and adds up what its heads look at.
-
-    Args:
-        observed: the model.
-        texts: what it reads.
-    """
+    """Run a model on texts and add up what its heads look at."""
 
     def __init__(self, observed: ObservedModel, texts: RoleTexts) -> None:
         self.observed, self.texts = observed, texts
@@ -396,7 +369,6 @@ class RolePasses:
         return any(site.kind == "decoder" for site in self.observed.sites)
 
     def run(self) -> Measured:
-        """All passes."""
         with self.observed.at_rest():
             self._trees()
             if self.texts.pronouns is not None:
@@ -453,7 +425,7 @@ class RolePasses:
                 self._read(ids, take)
 
     def _pairs(self) -> None:
-        """Decoder and cross attention: on the run's own pairs, or of a model without pairs on every sentence and itself."""
+        """Read decoder and cross attention on the run's own pairs, or without them on every sentence and itself."""
         first = 0
         for batch in progress.track(self._batches_of_pairs(), "reading pairs"):
             batch = move_data_to_device(batch, self.observed.device)
@@ -475,25 +447,22 @@ class RolePasses:
                 self.observed.backbone(**inputs)
 
     def _batches_of_pairs(self) -> list[Any]:
-        own = list(own_pairs(self.observed))
         texts = self.texts.trees
-        return own or [texts.ids(rows) for rows in texts.batches()]
+        return own_pairs(self.observed) or [texts.ids(rows) for rows in texts.batches()]
 
     def _inputs_of_pair(self, batch: Any) -> tuple[dict[str, Tensor], Tensor]:
-        """What goes into the model, and the decoder's tokens with padding as -1."""
-        backbone, labels = self.observed.backbone, batch
+        """Return the inputs of the model, and the decoder's tokens with padding as -1."""
         if isinstance(batch, Mapping):
-            labels = batch["labels"]
-            inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+            inputs, labels = {name: batch[name] for name in ("input_ids", "attention_mask")}, batch["labels"]
         else:
             inputs, labels = _inputs(batch), batch.masked_fill(batch < 0, IGNORED)
-        decoder = shifted_right(backbone, labels)
+        decoder = shifted_right(self.observed.backbone, labels)
         return inputs | {"decoder_input_ids": decoder}, decoder.masked_fill(labels == IGNORED, -1)
 
     # -- parts of them -----------------------------------------------------------------------------------------
 
     def _read(self, ids: Tensor, take: Take) -> None:
-        """Run the model on texts, of an encoder-decoder the encoder alone."""
+        """Run the model on texts; of an encoder-decoder only the encoder."""
         backbone, sites = self.observed.backbone, self.observed.sites
         if not self.observed.is_encoder_decoder:
             with observe_weights(backbone, sites, take):
@@ -505,7 +474,7 @@ class RolePasses:
             backbone.get_encoder()(**_inputs(ids))
 
     def _common(self, site: int, weights: Tensor, view: View, ids: Tensor, side: str) -> None:
-        """What is defined for every kind of attention."""
+        """Observe what is defined for every kind of attention."""
         frequency, common = self.frequencies[side]
         index = ids.clamp(min=0, max=len(frequency) - 1)
         self.positional.observe(site, weights, view)
@@ -516,7 +485,7 @@ class RolePasses:
         return (ids >= 0) & ~torch.isin(ids, self.special)
 
     def _views(self, ids: Tensor, numbers: Any) -> dict[Kind, View]:
-        """A batch as bidirectional and as causal self-attention sees it."""
+        """Return a batch as bidirectional and as causal self-attention sees it."""
         text, sentences = self._is_text(ids), torch.tensor(list(numbers), device=ids.device)
         return {
             "encoder": View(sentences, text, ids >= 0, text),
@@ -524,7 +493,7 @@ class RolePasses:
         }
 
     def _shares(self, metric: SentenceShares) -> Shares:
-        """Of the heads that are not pruned."""
+        """Return the shares of the heads that are not pruned."""
         return metric.compute().of_heads(self.observed.kept)
 
     def _measured(self) -> Measured:
@@ -546,16 +515,11 @@ class RolePasses:
 
 
 def _inputs(ids: Tensor) -> dict[str, Tensor]:
-    """Tokens and mask of texts that are padded with -1."""
+    """Return tokens and mask of texts that are padded with -1."""
     return {"input_ids": ids.clamp(min=0), "attention_mask": (ids >= 0).long()}
 
 
 # Attention of single heads in the first sentences, as pictures.
-
-SENTENCES = 3
-"""That are shown."""
-TOKENS = (5, 30)
-"""Of a sentence that can be shown."""
 
 
 @dataclass(frozen=True)
@@ -563,8 +527,8 @@ class Shown:
     """One sentence with the attention of all heads.
 
     Args:
-        tokens: by kind of attention, of queries and of keys.
-        weights: by site, ``[heads, query, key]``.
+        tokens: By kind of attention, the tokens of queries and of keys.
+        weights: For each site, ``[heads, query, key]``.
     """
 
     tokens: dict[str, tuple[list[str], list[str]]]
@@ -572,9 +536,11 @@ class Shown:
 
 
 def shown_sentences(observed: ObservedModel, texts: RoleTexts) -> list[Shown]:
-    """The sentences that are to be shown, by default the first of the treebank that are neither short nor long; those of an
-    encoder-decoder are read by its decoder too."""
-    rows = [pieces.ids for pieces in texts.trees.pieces if TOKENS[0] <= len(pieces.ids) <= TOKENS[1]][:SENTENCES]
+    """Return the sentences to show, by default three of the treebank that are neither short nor long.
+
+    The decoder of an encoder-decoder reads them too.
+    """
+    rows = [pieces.ids for pieces in texts.trees.pieces if 5 <= len(pieces.ids) <= 30][:3]
     rows = texts.shown or rows or [texts.trees.pieces[0].ids]
     found = []
     with observed.at_rest():
@@ -600,34 +566,29 @@ def _names(observed: ObservedModel, ids: Tensor) -> list[str]:
 
 
 def maps_of_heads(observed: ObservedModel, shown: Sequence[Shown], heads: Sequence[tuple[int, int]]) -> dict[str, Figure]:
-    """The attention of some heads in every sentence, by file name.
-
-    Args:
-        observed: the model.
-        shown: sentences.
-        heads: the number of its site, and its number there, of each.
-    """
+    """Draw the attention of some heads (site and number) in every sentence, by file name."""
     figures = {}
     for site, head in heads:
-        name, kind = f"{observed.sites[site].label}.{head}", observed.sites[site].kind
+        name = f"{observed.sites[site].label}.{head}"
         for number, one in enumerate(shown, start=1):
-            drawn = attention_map(one.weights[site][head].numpy(), *one.tokens[kind], f"{name}, sentence {number}")
-            figures[f"attention_{name.replace('.', '_')}_{number}"] = drawn
+            figure = _map(observed, one, site, head, f"{name}, sentence {number}")
+            figures[f"attention_{name.replace('.', '_')}_{number}"] = figure
     return figures
 
 
 def strongest_maps(observed: ObservedModel, shown: Shown, roles: Sequence[Role]) -> dict[str, Figure]:
-    """The strongest head of every role that some head has, in one sentence, by file name."""
-    places, sites, figures = observed.heads, observed.sites, {}
+    """Draw the strongest head of every role that some head has, in one sentence, by file name."""
+    places, figures = observed.heads, {}
     for role in roles:
         if not bool(role.holds.any()):
             continue
         best = int(torch.where(role.holds, role.strength, -1.0).argmax())
-        site, head = places[best]
-        name, kind = role.rule.name, sites[site].kind
+        (site, head), name = places[best], role.rule.name
         by = "" if role.column[best] == name else f"{role.column[best]}, "
-        title = f"{sites[site].label}.{head}: {name}\n{by}{100 * float(role.strength[best]):.0f} %"
-        figures[f"attention_{name.replace('-', '_')}"] = attention_map(
-            shown.weights[site][head].numpy(), *shown.tokens[kind], title
-        )
+        title = f"{observed.sites[site].label}.{head}: {name}\n{by}{100 * float(role.strength[best]):.0f} %"
+        figures[f"attention_{name.replace('-', '_')}"] = _map(observed, shown, site, head, title)
     return figures
+
+
+def _map(observed: ObservedModel, shown: Shown, site: int, head: int, title: str) -> Figure:
+    return attention_map(shown.weights[site][head].numpy(), *shown.tokens[observed.sites[site].kind], title)

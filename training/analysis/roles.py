@@ -44,12 +44,12 @@ def role_page(figure: Figure, sentences: Sequence[str], attention: dict[str, Any
 
 
 def attention_of(table: pd.DataFrame, shown: Sequence[Shown], places: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    """Weights in whole percent, with names of heads, roles and tokens.
+    """Return weights in whole percent, with names of heads, roles and tokens.
 
     Args:
-        table: of roles, a row for each head.
-        shown: sentences with their attention.
-        places: of every head the number of its site, and its number there.
+        table: The roles, a row for each head.
+        shown: Sentences with their attention.
+        places: The site's number, and the head's number there, of every head.
     """
     rows = list(zip(table["site"], table["head"], table["kind"], table["roles"], places, strict=True))
     specialised = table["specialised"].to_numpy()
@@ -76,14 +76,16 @@ NEEDS = {"coreference": "needs --coref FILE", "induction": CAUSAL, "duplicate": 
 
 
 def roles_of_heads(observed: ObservedModel, texts: RoleTexts) -> AnalysisResult:
-    """Every head's roles, with tables, pictures and what follows in words."""
+    """Return every head's roles with tables, pictures and sentences."""
     measured = RolePasses(observed, texts).run()
     table, relations = role_table(observed, measured), best_heads(observed, measured)
+    kept, total = len(observed.kept), sum(site.heads for site in observed.sites)
+    pruned = f"The weights are those of the end of the run; of {total} heads it kept {kept}, and these alone count."
     sentences = [
-        *_left_out(observed),
-        *_told(table, measured),
-        *_of_texts(texts, measured),
-        *_best_told(relations),
+        *([] if observed.mask is None else [pruned]),
+        *_role_sentences(table, measured),
+        *_text_sentences(texts, measured),
+        *_relation_sentences(relations),
     ]
     numbers = {
         "heads": len(table),
@@ -101,14 +103,14 @@ def roles_of_heads(observed: ObservedModel, texts: RoleTexts) -> AnalysisResult:
 
 
 def head_columns(observed: ObservedModel) -> pd.DataFrame:
-    """Where every head that is not pruned is: site, kind, layer and its number within the site."""
+    """Return where every head that is not pruned is: site, kind, layer and its number within the site."""
     sites = observed.sites
     rows = [(sites[site].label, sites[site].kind, sites[site].layer, head) for site, head in observed.heads]
     return pd.DataFrame(rows, columns=["site", "kind", "layer", "head"])
 
 
 def role_table(observed: ObservedModel, measured: Measured) -> pd.DataFrame:
-    """A row for every head: its roles, and what is known of each; NaN where a role is not defined."""
+    """Return a row for every head: its roles, and the measurement of each; NaN where a role is not defined."""
     found = {role.rule.name: role for role in measured.roles}
     names = [[role.rule.name for role in measured.roles if bool(role.holds[head])] for head in range(len(measured.confidence))]
     table = head_columns(observed).assign(
@@ -135,7 +137,7 @@ def _columns(role: Role | None, heads: int) -> dict[str, object]:
 
 
 def by_layer(table: pd.DataFrame) -> pd.DataFrame:
-    """Heads with each role, by kind and layer; heads with several count for each."""
+    """Return the heads with each role, by kind and layer; heads with several count for each."""
     grouped = table.groupby(["kind", "layer"], sort=False)
     counts = grouped[[f"{rule.name}_has" for rule in RULES]].sum().astype(int)
     counts.columns = [rule.name for rule in RULES]
@@ -145,13 +147,13 @@ def by_layer(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def syntactic_table(table: pd.DataFrame, measured: Measured) -> pd.DataFrame:
-    """Shares of every head for every relation and direction."""
+    """Return the shares of every head for every relation and direction."""
     shares = pd.DataFrame(measured.syntactic.value.cpu().numpy(), columns=measured.columns)
     return pd.concat([table[["site", "kind", "layer", "head"]], shares], axis=1)
 
 
 def best_heads(observed: ObservedModel, measured: Measured) -> pd.DataFrame:
-    """The best head of every relation and direction that occurs often enough, against the best fixed offset.
+    """Return the best head of every relation and direction that occurs often enough, against the best fixed offset.
 
     The best head is chosen on the sentences that it is measured on, so its share is a little too high.
     """
@@ -183,16 +185,7 @@ def best_heads(observed: ObservedModel, measured: Measured) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=names)
 
 
-def _left_out(observed: ObservedModel) -> list[str]:
-    if observed.mask is None:
-        return []
-    total = sum(site.heads for site in observed.sites)
-    return [
-        f"The weights are those of the end of the run; of {total} heads it kept {len(observed.kept)}, and these alone count."
-    ]
-
-
-def _told(table: pd.DataFrame, measured: Measured) -> list[str]:
+def _role_sentences(table: pd.DataFrame, measured: Measured) -> list[str]:
     total, count = len(table), int(table["specialised"].sum())
     background = total - count
     roles = [f"{int(role.holds.sum())} {role.rule.name}" for role in measured.roles]
@@ -200,10 +193,11 @@ def _told(table: pd.DataFrame, measured: Measured) -> list[str]:
     several = int((table[[f"{rule.name}_has" for rule in RULES if rule.specialised]].sum(axis=1) > 1).sum())
     absent = [rule.name for rule in RULES if rule.name not in {role.rule.name for role in measured.roles}]
     could_be = [name for name in (*absent, *measured.unknown) if NEEDS.get(name) != CAUSAL and name in SPECIALISED]
+    fits = "within" if low <= 0.5 <= high else "outside"
     about_half = (
         f"{listed(could_be).capitalize()} heads could be among them, so this is at most how many there are."
         if could_be
-        else f"That about half of all heads are background is {_fits(low, high)}."
+        else f"That about half of all heads are background is {fits} the interval."
     )
     sentences = [
         f"Of {total} heads: {', '.join(roles)}; {several} have more than one specialised role.",
@@ -223,16 +217,14 @@ def _told(table: pd.DataFrame, measured: Measured) -> list[str]:
     return sentences
 
 
-def _fits(low: float, high: float) -> str:
-    return "within the interval" if low <= 0.5 <= high else "outside the interval"
-
-
-def _of_texts(texts: RoleTexts, measured: Measured) -> list[str]:
+def _text_sentences(texts: RoleTexts, measured: Measured) -> list[str]:
     source = "of the treebank" if texts.parser is None else f"parsed by {texts.parser}, so that their trees are not gold"
     parts = [f"{counted(len(texts.trees.pieces), 'sentence')} {source}"]
     if texts.pronouns is not None:
         parts.append(counted(len(texts.pronouns.pieces), "text") + " with a pronoun")
-    left = [told for told in (texts.trees.told("sentence"), texts.pronouns.told("text") if texts.pronouns else "") if told]
+    left = [
+        one for one in (texts.trees.omissions("sentence"), texts.pronouns.omissions("text") if texts.pronouns else "") if one
+    ]
     sentence = f"Measured on {listed(parts)}; rare is by frequency in {texts.frequencies_from}."
     if left:
         sentence += f" Left out: {', '.join(left)}."
@@ -250,7 +242,7 @@ def _of_texts(texts: RoleTexts, measured: Measured) -> list[str]:
     return found
 
 
-def _best_told(relations: pd.DataFrame) -> list[str]:
+def _relation_sentences(relations: pd.DataFrame) -> list[str]:
     if not len(relations):
         return [f"No relation occurs {LEAST_COUNT} times, so that nothing is said of syntax; give a larger treebank."]
     above = relations[relations["share"] >= relations["baseline"] + 0.1]
@@ -260,8 +252,8 @@ def _best_told(relations: pd.DataFrame) -> list[str]:
         f"{100 * row['baseline']:.1f} %)"
         for _, row in top.iterrows()
     ]
-    told = f"; the largest distances: {listed(named)}" if named else ""
+    largest = f"; the largest distances: {listed(named)}" if named else ""
     return [
         f"For {len(above)} of {len(relations)} relations and directions the best head is 10 points or more above the best "
-        f"fixed offset{told}."
+        f"fixed offset{largest}."
     ]

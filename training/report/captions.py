@@ -9,7 +9,7 @@ from scipy import stats
 from training.config.comparison import is_post_hoc
 from training.report.contents import Course, ReportData, Sites, Values, is_dense
 from training.stats.numbers import counted, duration, listed, quantity, shown, unit
-from training.stats.significance import SEEDS_FOR_A_CLAIM, SIGNIFICANCE, cross_table, pooled_odds
+from training.stats.significance import SIGNIFICANCE, cross_table, pooled_odds
 from training.stats.verdict import nothing_learned, regime
 
 STAGE_TITLES = {
@@ -22,8 +22,6 @@ STAGE_TITLES = {
     "retrained at equal total cost": "retrained, finding the mask paid for",
     "from scratch": "trained from scratch with the mask",
 }
-CLAIM = f" Significant means p < {SIGNIFICANCE:g}, corrected for all pairs of methods (Holm)."
-NO_CLAIM = f" With fewer than {SEEDS_FOR_A_CLAIM} seeds no difference is called significant."
 
 
 def words_of(stage: str) -> str:
@@ -32,41 +30,38 @@ def words_of(stage: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def quality(contents: ReportData, stage: str) -> str:
-    """Say which method is best at each budget of a stage, how many others it is ahead of, and what the dense model has."""
-    metric, (highest, worst) = contents.metric, contents.best_and_worst
-    rows = contents.summary[contents.summary["stage"] == stage]
-    dense, rows = rows[rows["method"] == "dense"], rows[~is_dense(rows)].dropna(subset=["mean"])
-    parts, lowest = [], ""
-    for budget in contents.budgets:
-        at_budget = contents.best_first(rows[rows["budget"] == budget])
-        if len(at_budget):
-            best = at_budget[at_budget["mean"] == at_budget["mean"].iloc[0]]
-            score, ahead = quantity(metric, best["mean"].iloc[0]), _ahead(contents, at_budget, "rival")
-            parts.append(f"at {contents.label(budget)} {listed(list(best['method']))}, {score}{ahead}")
-        if len(at_budget) > 1:
-            last = at_budget.iloc[-1]
-            differs = last["mean"] != at_budget["mean"].iloc[0]
-            said = f" {worst.capitalize()} at {contents.label(budget)}: {last['method']}, {quantity(metric, last['mean'])}."
-            lowest = said if differs else ""
-    if not parts:
-        return f"{words_of(stage)} there is only the dense model."
-    text = f"{words_of(stage)}, {highest} test {metric}: {'; '.join(parts)}.{lowest}"
-    if "ahead" in text:
-        text += NO_CLAIM if "in every seed" in text else CLAIM
-    if len(dense):
-        text += f" Dense: {quantity(metric, dense['mean'].iloc[0])}."
-    return text + _of_seeds(rows)
+def best_method(contents: ReportData, stage: str) -> str:
+    """Say the result of a stage in one sentence: the best method, the best of this project's own, and the dense model.
 
-
-def _ahead(contents: ReportData, rows: pd.DataFrame, noun: str) -> str:
-    """Say in brackets how many others the best method is ahead of, as far as the number of seeds allows.
-
-    Args:
-        contents: The report, with its tests.
-        rows: The means of a stage and a budget, the best first.
-        noun: The word for the others.
+    They are those of the middle budget. This project's own method is chosen on the selection split.
     """
+    if not len(contents.summary) or contents.focus is None:
+        return "There are no results yet."
+    metric = contents.metric
+    rows = contents.summary[contents.summary["stage"] == stage].dropna(subset=["mean"])
+    dense, rows = rows[rows["method"] == "dense"], rows[~is_dense(rows) & (rows["budget"] == contents.focus)]
+    if not len(rows):
+        return f"{words_of(stage)}, there is only the dense model at {contents.label(contents.focus)}."
+    rows = contents.best_first(rows)
+    best = list(rows.loc[rows["mean"] == rows["mean"].iloc[0], "method"])
+    of = f" of {contents.size}" if contents.size else ""
+    share, highest = "has" if len(best) == 1 else "share", contents.best_and_worst[0]
+    text = f"{words_of(stage)}, {contents.label(contents.focus)}{of}: {listed(best)} {share} the {highest} test "
+    parts = []
+    own = rows[rows["method"].isin(contents.ours)]
+    if len(own):
+        by = "select_mean" if "select_mean" in own and own["select_mean"].notna().all() else "mean"
+        chosen = contents.best_first(own, by).iloc[0]
+        if chosen["method"] not in best:
+            parts.append(f"{chosen['method']} has {quantity(metric, chosen['mean'])}")
+    if len(dense):
+        parts.append(f"the dense model{' has' * (not parts)} {quantity(metric, dense['mean'].iloc[0])}")
+    ahead, seed = _ahead(contents, rows), " (one seed)" if "seeds" in rows and rows["seeds"].max() == 1 else ""
+    return f"{text}{metric}, {quantity(metric, rows['mean'].iloc[0])}{ahead}{'; ' * bool(parts)}{listed(parts)}{seed}."
+
+
+def _ahead(contents: ReportData, rows: pd.DataFrame) -> str:
+    """Say in brackets how many others the first of these means is ahead of, as far as the number of seeds allows."""
     tests, best = contents.statistics, rows.iloc[0]
     if tests is None or not len(tests):
         return ""
@@ -77,8 +72,8 @@ def _ahead(contents: ReportData, rows: pd.DataFrame, noun: str) -> str:
         return ""
     seeds = int(pairs["seeds"].min())
     if regime(seeds) == "few":
-        return f" (ahead of {int((pairs['ahead'] == pairs['seeds']).sum())} of {counted(len(pairs), noun)} in every seed)"
-    count = f"{int((pairs['p_holm'] < SIGNIFICANCE).sum())} of {counted(len(pairs), noun)}"
+        return f" (ahead of {int((pairs['ahead'] == pairs['seeds']).sum())} of {counted(len(pairs), 'other')} in every seed)"
+    count = f"{int((pairs['p_holm'] < SIGNIFICANCE).sum())} of {counted(len(pairs), 'other')}"
     return f" (significantly ahead of {count}{' for this one seed' * (seeds == 1)})"
 
 
@@ -95,13 +90,6 @@ def results(contents: ReportData) -> str:
         f"{best['method']} at {contents.label(int(best['budget']))}, {best['stage']}, with "
         f"{quantity(contents.metric, best['mean'])}. Column titles sort."
     )
-
-
-def _of_seeds(rows: pd.DataFrame) -> str:
-    seeds = int(rows["seeds"].max()) if "seeds" in rows and len(rows) else 0
-    if seeds == 1:
-        return " One seed, so no interval: small differences decide nothing."
-    return f" Means of {counted(seeds, 'seed')}." if seeds else ""
 
 
 def curve(contents: ReportData) -> str:
@@ -249,37 +237,6 @@ def cost(contents: ReportData) -> str:
     return ". ".join(parts) + "." if parts else "The costs were not recorded."
 
 
-def opening(contents: ReportData) -> str:
-    """Say the result in one sentence: the best method, the best of this project's own, and the dense model.
-
-    They are those of the middle budget, of the stage with the most training. This project's own method is chosen on the
-    selection split.
-    """
-    if not len(contents.summary) or contents.focus is None:
-        return "There are no results yet."
-    metric, stage = contents.metric, contents.stages_by_weight[0]
-    rows = contents.summary[contents.summary["stage"] == stage].dropna(subset=["mean"])
-    dense, rows = rows[rows["method"] == "dense"], rows[~is_dense(rows) & (rows["budget"] == contents.focus)]
-    if not len(rows):
-        return f"There is only the dense model at {contents.label(contents.focus)}."
-    rows = contents.best_first(rows)
-    best = list(rows.loc[rows["mean"] == rows["mean"].iloc[0], "method"])
-    of = f" of {contents.size}" if contents.size else ""
-    share, highest = "has" if len(best) == 1 else "share", contents.best_and_worst[0]
-    text = f"{words_of(stage)}, {contents.label(contents.focus)}{of}: {listed(best)} {share} the {highest} test "
-    parts = []
-    own = rows[rows["method"].isin(contents.ours)]
-    if len(own):
-        by = "select_mean" if "select_mean" in own and own["select_mean"].notna().all() else "mean"
-        chosen = contents.best_first(own, by).iloc[0]
-        if chosen["method"] not in best:
-            parts.append(f"{chosen['method']} has {quantity(metric, chosen['mean'])}")
-    if len(dense):
-        parts.append(f"the dense model{' has' * (not parts)} {quantity(metric, dense['mean'].iloc[0])}")
-    beside, seed = _ahead(contents, rows, "other"), " (one seed)" if "seeds" in rows and rows["seeds"].max() == 1 else ""
-    return f"{text}{metric}, {quantity(metric, rows['mean'].iloc[0])}{beside}{'; ' * bool(parts)}{listed(parts)}{seed}."
-
-
 def warning(contents: ReportData) -> str:
     """Warn of a dense model that has learned nothing; else return an empty text."""
     metric, rows = contents.metric, contents.summary
@@ -287,8 +244,3 @@ def warning(contents: ReportData) -> str:
         return ""
     means = shown(metric, rows.loc[is_dense(rows), "mean"].dropna())
     return nothing_learned(means, shown(metric, contents.majority), unit(metric))
-
-
-def headline(contents: ReportData) -> list[str]:
-    """Return the caption of every stage in place of a verdict, the trained ones first."""
-    return [quality(contents, stage) for stage in contents.stages_by_weight]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import matplotlib
 import numpy as np
@@ -272,7 +272,7 @@ def picture_files(figure: Figure, name: str) -> dict[str, bytes]:
     for form, metadata in marks.items():
         buffer = io.BytesIO()
         with matplotlib.rc_context(SVG):
-            figure.savefig(buffer, format=form, dpi=150, facecolor="white", metadata=metadata)
+            figure.savefig(buffer, format=form, dpi=150, transparent=True, facecolor="white", metadata=metadata)
         drawn[f"{name}.{form}"] = buffer.getvalue()
     return drawn
 
@@ -392,12 +392,13 @@ def quality_of_methods(contents: ReportData) -> Figure:
     for index, stage in enumerate(contents.stages):
         of_stage, colour, post_hoc = rows[rows["stage"] == stage], COLOURS[index], is_post_hoc(stage)
         y = np.array([methods.index(method) for method in of_stage["method"]]) + 0.12 * (index - (len(contents.stages) - 1) / 2)
-        axes.hlines(y, *(shown(metric, of_stage[end]) for end in ("low", "high")), colors=colour, linewidth=1.1, alpha=0.75)
-        fill = {"facecolors": "none" if post_hoc else colour, "edgecolors": colour}
+        low, high = shown(metric, of_stage["low"]), shown(metric, of_stage["high"])
+        axes.hlines(y, low, high, colors=colour, linewidth=1.1, alpha=0.75)
+        fill: dict[str, Any] = {"facecolors": "none" if post_hoc else colour, "edgecolors": colour}
         axes.scatter(shown(metric, of_stage["mean"]), y, marker=MARKERS[index], s=32, label=stage, zorder=3, **fill)
         for value in contents.summary.loc[(contents.summary["method"] == DENSE) & (contents.summary["stage"] == stage), "mean"]:
-            style = {"color": INK, "linestyle": ":" if post_hoc else "--", "linewidth": 1}
-            axes.axvline(shown(metric, float(value)), label=f"dense, {stage}", **style)
+            dashes = ":" if post_hoc else "--"
+            axes.axvline(shown(metric, float(value)), color=INK, linestyle=dashes, linewidth=1, label=f"dense, {stage}")
     if contents.lower_is_better:
         spread_widely_(axes, rows["mean"].dropna(), axis="x")
     axes.set_yticks(range(len(methods)), methods)
@@ -480,7 +481,8 @@ def ticks(table: pd.DataFrame) -> Figure:
     grid = np.hstack([shares.to_numpy(), np.full((len(methods), 1 + len(MEANS)), np.nan)])
     axes.imshow(grid, cmap=KEPT, vmin=0, vmax=1.6, aspect="auto", interpolation="none")  # so that ticks are seen on the darkest
     places = [len(programs) + 1 + place for place in range(len(MEANS))]
-    for (method, program), count in found.items():
+    for key, count in found.items():
+        method, program = cast(tuple[str, str], key)
         row, column, of = methods.index(method), programs.index(program), int(seeds[method, program])
         dark = "white" if count / of > 0.75 else "#1c1f24"
         survives = bool(np.isfinite(smallest[method, program]))

@@ -104,14 +104,13 @@ def make_section(contents: ReportData, identifier: str) -> tuple[Section, dict[s
         # Letters and digits of ids, and an escaped label, are all that is put into the picture's own markup.
         svg = inline_svg(drawn[f"{picture.name}.svg"].decode(), f"{identifier}-{picture.name}", str(escape(picture.alt)))
         pictures.setdefault(picture.section, []).append(replace(picture, svg=Markup(svg)))
-    opening, lead, said = captions.opening(contents), None, _verdict(contents)
+    opening, lead = captions.best_method(contents, next(iter(contents.stages_by_weight), "")), None
     if found := pictures.pop("truth", []):
         lead, opening = found[0], found[0].caption
     elif found := pictures.get("quality", []):
         first = next((one for one in found if one.name.endswith(slug(contents.stages_by_weight[0]))), found[0])
         found.remove(first)
         lead = replace(first, caption=opening)
-        said = Markup("<p>{}</p>{}").format(first.caption, said)
         pictures = {name: held for name, held in pictures.items() if held}
     section = Section(
         id=identifier,
@@ -119,7 +118,7 @@ def make_section(contents: ReportData, identifier: str) -> tuple[Section, dict[s
         opening=opening,
         lead=lead,
         warning=captions.warning(contents),
-        verdict=said,
+        verdict=_verdict(contents),
         pictures=pictures,
         tables=tables_of(contents),
         facts=_facts(contents),
@@ -167,7 +166,7 @@ def _verdict(contents: ReportData) -> Markup:
             if token.type in ("heading_open", "heading_close"):
                 token.tag = f"h{min(6, int(token.tag[1:]) + 2)}"  # below the page's own headings
         return Markup(markdown.renderer.render(tokens, markdown.options, {}))
-    said = captions.headline(contents) or ["There are no results yet."]
+    said = [captions.best_method(contents, stage) for stage in contents.stages_by_weight] or ["There are no results yet."]
     return Markup("").join(Markup("<p>{}</p>").format(text) for text in said)
 
 

@@ -225,11 +225,11 @@ def _quality(contents: ReportData) -> list[Picture]:
         for stage in contents.stages:
             lines = f"a line each for {methods}, with a band of its seeds, and a dotted one for the dense model"
             alt = f"Line chart of test {metric} against {contents.unit}s kept, {stage}: {lines}."
-            figure, caption = figures.quality_against_heads(contents, stage), captions.quality(contents, stage)
+            figure, caption = figures.quality_against_heads(contents, stage), captions.best_method(contents, stage)
             found.append(Picture(f"quality_{slug(stage)}", "quality", figure, caption, alt, wide=True))
     elif contents.budgets and len(contents.summary):
         alt = f"Dot chart of test {metric} by method ({methods}), one marker per stage; vertical lines: the dense model."
-        caption = " ".join(captions.headline(contents))
+        caption = " ".join(captions.best_method(contents, stage) for stage in contents.stages_by_weight)
         found.append(Picture("quality", "quality", figures.quality_of_methods(contents), caption, alt))
     if contents.curve is not None and f"select_{metric}" in contents.curve:
         alt = f"Line chart of {metric} on the selection split against heads kept, a line per method; points: trained on."

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from pandas.api.types import is_bool_dtype, is_integer_dtype
 
 from gates.attention.sites import KINDS
 from gates.errors import GateError, first_line
@@ -42,7 +41,8 @@ def read_roles(path: Path) -> pd.DataFrame:
         GateError: if there is none, or it is no such table.
     """
     try:
-        table = pd.read_csv(io.StringIO(read_text(path, mend=FIND_AGAIN)), keep_default_na=True)
+        types = dict.fromkeys((SPECIALISED, *HAS), bool) | {"head": int, "site": str}
+        table = pd.read_csv(io.StringIO(read_text(path, mend=FIND_AGAIN)), dtype=types)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise GateError(
             f"there are no roles in {str(path)!r}; find them with --experiments roles, or give --roles FILE"
@@ -53,13 +53,9 @@ def read_roles(path: Path) -> pd.DataFrame:
         raise GateError(f"{str(path)!r} has no column {lacking[0]!r}; give roles.csv of the experiment roles")
     if not len(table):
         raise GateError(f"{str(path)!r} has no head; {FIND_AGAIN}")
-    for name in (SPECIALISED, *HAS):
-        if not is_bool_dtype(table[name]):
-            raise GateError(f"the column {name!r} of {str(path)!r} has {table[name].iloc[0]!r}; expected True or False in it")
-    if not is_integer_dtype(table["head"]) or table.duplicated(["site", "head"]).any():
+    if table.duplicated(["site", "head"]).any():
         raise GateError(f"{str(path)!r} does not have one row for each site and head; {FIND_AGAIN}")
-    table = table.assign(site=table["site"].astype(str))
-    table["kind"] = table["site"].str.partition(".")[0]
+    table["kind"] = table["site"].astype(str).str.partition(".")[0]
     if others := sorted(set(table["kind"]) - set(KINDS)):
         raise GateError(f"{str(path)!r} has the kind of attention {others[0]!r}; expected some of {', '.join(KINDS)}")
     return table

@@ -11,7 +11,7 @@ import pandas as pd
 
 Number = TypeVar("Number", float, pd.Series)
 NONE = "\N{EN DASH}"
-"""In place of a number that is not there."""
+"""Stands for a missing number."""
 IN_PERCENT = dict.fromkeys(
     ("accuracy", "f1", "binary_f1", "matthews", "pearson", "spearman", "token_accuracy", "entity_f1"), " %"
 )
@@ -23,23 +23,21 @@ BOUNDS = {
     "spearman": (-1.0, 1.0), "bleu": (0.0, 100.0), "chrf": (0.0, 100.0),
     "perplexity": (1.0, math.inf), "word_perplexity": (1.0, math.inf), "byte_perplexity": (1.0, math.inf),
 }  # fmt: skip
-"""The least and the largest value of metrics that have such."""
-
-
+"""The least and the largest possible value of metrics."""
 CACHE = "kv_bytes_per_token"
-"""Column of the bytes of keys and values that generation keeps of each token, of models that generate."""
+"""Column of the bytes of keys and values that generation keeps of each token."""
 CLOSED = "closed_by_gates"
 """Column of the share of the closed heads that gates had closed by themselves at the end of the prune phase, before their rank
-closed the rest; of methods whose gates were held to the budget of the row."""
+closed the rest."""
 
 
 def shown(metric: str, value: Number) -> Number:
-    """A metric's value, or a column of them, on the scale that is shown."""
+    """Return a metric's value, or a column of values, on the scale that is shown."""
     return 100 * value if unit(metric) else value
 
 
 def unit(metric: str) -> str:
-    """What follows a shown value, with its space; also of a metric on a further test split.
+    """Return the unit of a shown value, after a space; also of a metric on a further test split.
 
     >>> unit("accuracy"), unit("mismatched_accuracy"), unit("loss")
     (' %', ' %', '')
@@ -48,17 +46,17 @@ def unit(metric: str) -> str:
 
 
 def number(metric: str, value: float) -> str:
-    """A metric's value without its unit, such as ``91.76``; a dash if there is none."""
+    """Return a metric's value without its unit, such as ``91.76``; a dash if it is missing."""
     return NONE if math.isnan(value) else f"{shown(metric, value):.2f}"
 
 
 def quantity(metric: str, value: float) -> str:
-    """A metric's value with its unit, such as ``91.76 %``."""
+    """Return a metric's value with its unit, such as ``91.76 %``."""
     return number(metric, value) + unit(metric)
 
 
 def signed(value: float, decimals: int = 1) -> str:
-    """A difference with its sign, and more decimals where its first digit needs them: ``-3.2``, ``+0.04``; none of a zero."""
+    """Return a difference with its sign, and more decimals where its first digit needs them: ``-3.2``, ``+0.04``."""
     if abs(value) < 1e-9:
         return f"{0:.{decimals}f}"
     while not float(f"{value:.{decimals}f}"):
@@ -67,38 +65,37 @@ def signed(value: float, decimals: int = 1) -> str:
 
 
 def slug(text: str) -> str:
-    """A name of lower-case letters, digits and underscores, for files and ids."""
+    """Return a name of lower-case letters, digits and underscores, for files and ids."""
     return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_") or "unnamed"
 
 
 def listed(names: list[str]) -> str:
-    """``a``, ``a and b``, ``a, b and c``."""
+    """Return ``a``, ``a and b``, ``a, b and c``."""
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def counted(count: int, noun: str) -> str:
-    """``1 seed``, ``3 seeds``."""
+    """Return ``1 seed``, ``3 seeds``."""
     return f"{count} {noun}" + ("" if count == 1 else "s")
 
 
 def kinds_kept(kinds: Mapping[str, int]) -> str:
-    """``encoder 10, cross 20``."""
+    """Return ``encoder 10, cross 20``."""
     return ", ".join(f"{kind} {kept}" for kind, kept in kinds.items())
 
 
 def in_brackets(kinds: Mapping[str, int]) -> str:
-    """`` (encoder 10)``; nothing for budgets of all kinds together."""
+    """Return `` (encoder 10)``; nothing for budgets of all kinds together."""
     return f" ({kinds_kept(kinds)})" if kinds else ""
 
 
 def budget_label(budget: int, kinds: Mapping[str, int], unit: str = "head", within: str = "") -> str:
-    """``18 heads``; where other kinds stay whole, ``106 heads (encoder 10)``; of a budget in time ``18 heads at most, within
-    12 ms``."""
+    """Return ``18 heads``, ``106 heads (encoder 10)`` for a budget per kind, ``18 heads at most, within 12 ms`` for a time."""
     return counted(budget, unit) + in_brackets(kinds) + (f" at most, within {within}" if within else "")
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them: ``12 s``, ``3.5 min``, ``2.1 h``."""
+    """Return seconds as people say them: ``12 s``, ``3.5 min``, ``2.1 h``."""
     if math.isnan(seconds):
         return NONE
     if 0 < seconds < 0.05:

@@ -26,7 +26,7 @@ MINIMUM_BLOCKS = 6
 
 
 class Interval(NamedTuple):
-    """Mean, standard deviation (n - 1) and confidence interval of the mean of so many seeds."""
+    """Mean, standard deviation (n - 1) and confidence interval of the mean over seeds."""
 
     mean: float
     std: float
@@ -36,7 +36,7 @@ class Interval(NamedTuple):
 
 
 def interval(values: ArrayLike, level: float = LEVEL, *, bounds: tuple[float, float] | None = None) -> Interval:
-    """Mean over seeds with Student's t interval, right for few values of a normal spread; one value has none (NaN).
+    """Return the mean over seeds with Student's t interval, right for few values of a normal spread; one value has none (NaN).
 
     Of a metric with bounds it is that of the log odds of the mean, by the delta method, brought back (the logit interval of
     Korn and Graubard 1998, the one that Stata's ``proportion`` states). With few seeds and means near a bound the plain
@@ -82,8 +82,9 @@ def interval(values: ArrayLike, level: float = LEVEL, *, bounds: tuple[float, fl
 
 
 def mcnemar(correct_a: ArrayLike, correct_b: ArrayLike) -> float:
-    """Exact McNemar test (1947) of two systems on the same examples: the two-sided binomial p of the examples that only one
-    of them gets right; 1 if there is none.
+    """Return p of the exact McNemar test (1947) of two systems on the same examples.
+
+    It is the two-sided binomial p of the examples that only one of them gets right; 1 if there is none.
 
     Args:
         correct_a, correct_b: booleans ``[examples]``.
@@ -97,7 +98,7 @@ def mcnemar(correct_a: ArrayLike, correct_b: ArrayLike) -> float:
 
 
 def holm(p_values: ArrayLike) -> Array:
-    """p values corrected for their number by Holm's step-down method (1979), in their order ``[tests]``."""
+    """Return p values corrected for their number by Holm's step-down method (1979), in their order ``[tests]``."""
     p = np.asarray(p_values, dtype=float)
     order = np.argsort(p, kind="stable")
     stepped = np.maximum.accumulate((len(p) - np.arange(len(p))) * p[order])
@@ -214,7 +215,7 @@ def rank_correlations(scores: ArrayLike, other: ArrayLike) -> tuple[float, float
 SEEDS_FOR_A_CLAIM = 5
 """Fewer seeds, but for a single one, are described and not tested: of 2 to 4 a spread is hardly known."""
 LEAST_P = 1e-12
-"""A smaller p is not told from 0."""
+"""Smaller p values count as it."""
 
 
 def paired_difference(

@@ -32,11 +32,12 @@ TEST_COLUMNS = [
     "stage", "budget", "method", "rival", "seeds", "difference", "ahead", "behind", "least", "most",
     "low", "high", "p", "p_holm",
 ]  # fmt: skip
-"""Of ``statistics.csv``."""
+"""Columns of ``statistics.csv``."""
 COSTS = (
     "steps", "forward_examples", "backward_examples", "selection_forward_examples", "selection_backward_examples", "seconds",
     "peak_memory_mb",
 )  # fmt: skip
+"""Columns of ``comparison.csv``."""
 TIE = 1e-7
 """Differences up to it are what rounding leaves of none, far less than one example."""
 
@@ -77,7 +78,7 @@ def compare_methods(
     lower_is_better: bool = False,
     resamples: int = RESAMPLES,
 ) -> pd.DataFrame:
-    """Methods against their rivals at the same stage and budget, seed by seed, and tested as far as so many seeds allow.
+    """Compare methods with their rivals at the same stage and budget, with tests as far as the number of seeds allows.
 
     The dense model, whatever its budget, is a rival at every budget of its stage.
 
@@ -113,7 +114,7 @@ def compare_methods(
 
 
 def _rounds(comparison: pd.DataFrame) -> Iterator[tuple[str, int, pd.DataFrame]]:
-    """Each stage and budget with the experiments that meet there: those of this budget, and of the dense model."""
+    """Yield each stage and budget with its experiments and those of the dense model."""
     for stage, of_stage in comparison.groupby("stage", sort=False):
         dense = of_stage[are_dense(of_stage["method"])]
         for budget, own in of_stage[~are_dense(of_stage["method"])].groupby("budget", sort=False):
@@ -121,7 +122,7 @@ def _rounds(comparison: pd.DataFrame) -> Iterator[tuple[str, int, pd.DataFrame]]
 
 
 def _pairs(cells: pd.DataFrame) -> Iterator[tuple[tuple[str, str], list[int], list[int]]]:
-    """Every method, but for dense ones, with each other one: their rows of the same seeds."""
+    """Yield every method but dense ones with each other method, and their rows of the same seeds."""
     place = {key: index for index, key in enumerate(zip(cells["method"], cells["seed"], strict=True))}
     methods = list(dict.fromkeys(cells["method"]))
     for method in methods:
@@ -142,7 +143,7 @@ def seed_by_seed(stage: str, budget: int, pair: tuple[str, str], differences: An
 
 
 def _corrected(tests: pd.DataFrame) -> pd.DataFrame:
-    """With ``p_holm``, corrected for the distinct pairs that were tested; a pair has two rows, one from either end."""
+    """Add ``p_holm``, corrected for the distinct pairs that were tested; a pair has two rows, one from either end."""
     ends = [frozenset(pair) for pair in zip(tests["method"], tests["rival"], strict=True)]
     known = {pair: p for pair, p in zip(ends, tests["p"], strict=True) if not np.isnan(p)}
     corrected = dict(zip(known, holm(list(known.values())), strict=True))
@@ -152,14 +153,16 @@ def _corrected(tests: pd.DataFrame) -> pd.DataFrame:
 def rank_methods(
     comparison: pd.DataFrame, main_metric: str, *, lower_is_better: bool = False
 ) -> dict[str, tuple[pd.DataFrame, RankTest]]:
-    """At each stage, Friedman's test of the methods, but for the dense model, over the seeds that have all of them at all
-    budgets; methods that miss half of the cells (budget and seed) or more are left out where two others do not. Then Wilcoxon's
-    test of the one of best average rank against each other, on the means of a seed over its budgets.
+    """Rank the methods of each stage, without the dense model, and test their ranks.
+
+    Friedman's test is over the seeds that have all methods at all budgets. Methods that miss half of the cells (budget and
+    seed) or more are left out if at least two others remain. Wilcoxon's test compares the method of best average rank with each
+    other one, on the means of a seed over its budgets.
 
     Returns:
-        By stage: columns method, ``average_rank`` (best first) and ``p_holm`` (of the Wilcoxon test, corrected for all pairs of
-        methods, since the first is the first by the same data; NaN for the first, and where too few seeds differ), and
-        Friedman's test.
+        By stage: the columns method, ``average_rank`` (best first) and ``p_holm``, and Friedman's test. ``p_holm`` is of the
+        Wilcoxon test, corrected for all pairs of methods, since the first is the first by the same data. It is NaN for the
+        first, and where too few seeds differ.
     """
     column = _metric_column(comparison, main_metric)
     rows = comparison[~are_dense(comparison["method"])]
@@ -169,7 +172,6 @@ def rank_methods(
 
 
 def _rank(rows: pd.DataFrame, column: str) -> tuple[pd.DataFrame, RankTest]:
-    """Average ranks and tests of the methods of one stage."""
     table = rows.pivot_table(index=["seed", "budget"], columns="method", values=column, sort=False)
     most = table.notna().mean() > 0.5  # a given mask has one budget, and would take the others from all methods
     table = (table.loc[:, most] if most.sum() >= 2 else table).dropna()
@@ -199,18 +201,17 @@ def agreement(
     *,
     quotas: Mapping[int, Sequence[int]] | None = None,
 ) -> pd.DataFrame:
-    """How much masks and rankings have in common, between methods and between seeds.
+    """Measure how much masks and rankings have in common, between methods and between seeds.
 
     Args:
-        masks: one mapping per mask with ``seed``, ``method``, ``budget`` and the 0/1 ``mask`` per gate.
-        rankings: scores behind the masks ``[gates]``, higher kept first, for each budget, method and seed that has them: a
-            method that is trained for every budget has other ones at each.
-        quotas: of a budget that has a quota per kind, by its total: the kind of each gate, as numbers ``[gates]``.
+        masks: One mapping per mask with ``seed``, ``method``, ``budget`` and the 0/1 ``mask`` per gate.
+        rankings: The scores behind the masks ``[gates]``, higher kept first, of each budget, method and seed that has them.
+        quotas: The kind of each gate as a number ``[gates]``, by the total of each budget with a quota per kind.
 
     Returns:
-        One row per budget and ordered pair: ``jaccard`` of the masks beside its expectation for random masks of the same
-        sizes (with quotas, of the same sizes in every kind), Kendall's tau-b and Spearman's rho of the rankings at that budget
-        (NaN where a method has none), each the mean over seeds; where ``method == other``, the mean over pairs of seeds.
+        One row per budget and ordered pair: ``jaccard`` of the masks, its expectation for random masks of the same sizes (with
+        quotas, of the same sizes in every kind), Kendall's tau-b and Spearman's rho of the rankings at that budget (NaN where a
+        method has none). Each is the mean over seeds, or over pairs of seeds where ``method == other``.
     """
     by_cell = {
         (row["budget"], row["method"], row["seed"]): np.asarray(row["mask"], dtype=int)
@@ -244,12 +245,11 @@ def agreement(
 
 
 def overlap(mask: Any, other: Any, groups: Any | None = None) -> tuple[float, float]:
-    """The Jaccard index of two masks, and its expectation for random ones of the same sizes.
+    """Return the Jaccard index of two masks, and its expectation for random masks of the same sizes.
 
     Args:
         mask, other: 0/1, integers ``[gates]``.
-        groups: of each gate as a number or name ``[gates]``, where a budget has a quota for each: the random masks keep as
-            many of every group then.
+        groups: The group of each gate ``[gates]``, of a budget with a quota for each: random masks keep as many of every group.
     """
     places = np.zeros(len(mask), dtype=int) if groups is None else np.unique(groups, return_inverse=True)[1]
     kept_a, kept_b, heads = (np.bincount(places, weights).astype(int).tolist() for weights in (mask, other, None))
@@ -266,7 +266,7 @@ def _metric_column(comparison: pd.DataFrame, metric: str) -> str:
 
 
 def _stacked(rows: pd.DataFrame, predictions: Mapping[str, Mapping[str, Any]]) -> tuple[Any, Any]:
-    """Predictions ``[rows, examples]`` and their common targets ``[examples]``."""
+    """Return predictions ``[rows, examples]`` and their common targets ``[examples]``."""
     found = []
     for key in rows["experiment"]:
         if key not in predictions:

@@ -19,11 +19,11 @@ HINT = "a longer prune phase (a larger --model.prune) leaves less to the rank"
 
 
 def closed_by_gates_sentence(summary: pd.DataFrame, unit: str = "head") -> str:
-    """How many of the closed heads had closed by themselves, by method and budget; empty where no gates learned.
+    """Say how many of the closed heads had closed by themselves, by method and budget; empty where no gates learned.
 
     Args:
-        summary: as :func:`training.stats.tables.summarise` returns it; tables of earlier versions say nothing of this.
-        unit: what budgets count, ``head`` or ``group``.
+        summary: The result of :func:`training.stats.tables.summarise`.
+        unit: What budgets count, ``head`` or ``group``.
     """
     if CLOSED not in summary or summary[CLOSED].isna().all():
         return ""
@@ -77,12 +77,12 @@ CHOICE = {
 
 
 def is_dense(method: str) -> bool:
-    """Whether a method keeps all heads: the dense model, or the same trained with distillation."""
+    """Return whether a method keeps all heads: the dense model, or the same trained with distillation."""
     return method.split("+")[0] == DENSE
 
 
 def are_dense(methods: pd.Series) -> pd.Series:
-    """Which of these methods keep all heads."""
+    """Return which of these methods keep all heads."""
     return methods.astype(str).map(is_dense).astype(bool)
 
 
@@ -177,17 +177,17 @@ def _heading(seeds: pd.Series, main_metric: str, chosen_by: str, lower_is_better
 
 
 def regime(seeds: int) -> str:
-    """What so many seeds allow to be said: ``one``, ``few`` or ``enough``."""
+    """Return what a number of seeds allows to claim: ``one``, ``few`` or ``enough``."""
     return "one" if seeds == 1 else "few" if seeds < SEEDS_FOR_A_CLAIM else "enough"
 
 
 def nothing_learned(dense: pd.Series, majority: float | None, unit: str = "") -> str:
-    """A warning where the dense model is no better than one that always answers the most frequent class; else nothing.
+    """Warn of a dense model that is no better than always answering the most frequent class; else return an empty text.
 
     Args:
-        dense: means of the dense model, of all stages.
-        majority: what that answer would score; None for other tasks.
-        unit: that follows both.
+        dense: The means of the dense model, of all stages.
+        majority: The score of that answer; None for other tasks.
+        unit: The unit of both.
     """
     if majority is None or not len(dense) or dense.max() > majority + EQUAL:
         return ""
@@ -199,7 +199,7 @@ def nothing_learned(dense: pd.Series, majority: float | None, unit: str = "") ->
 
 
 class _BudgetVerdict:
-    """What is said of one budget at one stage: the methods by their means, and how pairs of them compare."""
+    """The sentences on one budget at one stage: the methods by their means, and how pairs of them compare."""
 
     def __init__(
         self,
@@ -219,9 +219,8 @@ class _BudgetVerdict:
         best = next(iter(self.mean.values()))
         self.best = [name for name, mean in self.mean.items() if abs(best - mean) < EQUAL]
         own = methods[methods["method"].isin(list(ours))].set_index("method")[chosen_by]
-        self.own = (
-            None if own.empty else str((self.sign * own).idxmax())
-        )  # of equals the first in the table, whose order knows no results
+        # Of equal methods the first in the table, whose order does not depend on results.
+        self.own = None if own.empty else str((self.sign * own).idxmax())
         self.rivals = [name for name in self.mean if name not in own.index]  # in order
 
     @property

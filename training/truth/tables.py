@@ -1,4 +1,4 @@
-"""What ``truth.csv`` says of methods and of programs, as tables."""
+"""Masks against known necessary heads, and ``truth.csv`` as tables of methods and of programs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from typing import Any
 import pandas as pd
 from torch import Tensor
 
-# Masks against the truth: how many necessary functions they keep, and how many heads they keep in vain.
-
 Functions = Sequence[Sequence[int]]
 """For each necessary function the gates that perform it, any one of which is enough."""
 
@@ -21,9 +19,9 @@ class Judgement:
     """What a mask keeps.
 
     Args:
-        needed: necessary functions.
-        kept: heads.
-        covered: necessary functions of which at least one head is kept.
+        needed: The number of necessary functions.
+        kept: The number of heads.
+        covered: The number of necessary functions with at least one kept head.
     """
 
     needed: int
@@ -32,12 +30,12 @@ class Judgement:
 
     @property
     def recall(self) -> float:
-        """Share of the necessary functions that are kept."""
+        """The share of the necessary functions that are kept."""
         return self.covered / self.needed
 
     @property
     def precision(self) -> float:
-        """Share of the kept heads that are needed; of interchangeable heads the second is not."""
+        """The share of the kept heads that are needed; of interchangeable heads the second is not."""
         return self.covered / self.kept if self.kept else 0.0
 
     @property
@@ -47,17 +45,13 @@ class Judgement:
 
 
 def judged(mask: Tensor, functions: Functions) -> Judgement:
-    """A 0/1 mask ``[gates]`` against the necessary functions, each with heads of its own."""
+    """Compare a 0/1 mask ``[gates]`` with the necessary functions, each with heads of its own."""
     covered = sum(any(bool(mask[gate] > 0) for gate in gates) for gates in functions)
     return Judgement(len(functions), int((mask > 0).sum()), covered)
 
 
-# From which budget on a function survives in the masks of a method, by the rows of ``truth.csv``.
-
-
 def smallest_budgets(truth: pd.DataFrame) -> pd.DataFrame:
-    """For each program, method and seed the smallest budget from which on the function survives at every larger one that was
-    tried; nan where there is none.
+    """Return the smallest budget from which on the function survives at every larger one that was tried, NaN without one.
 
     Returns:
         ``program``, ``method``, ``seed``, ``needed``, ``smallest``.
@@ -72,7 +66,7 @@ def smallest_budgets(truth: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_program(truth: pd.DataFrame) -> pd.DataFrame:
-    """A comparison of one program does not name it."""
+    """Add the column ``program``, which a comparison of one program lacks."""
     return truth if "program" in truth else truth.assign(program="")
 
 
@@ -84,9 +78,10 @@ OF_FACTS = ("seed", "method", "budget", "carried", "at_best", "recall")
 
 
 def ticks(truth: pd.DataFrame) -> pd.DataFrame:
-    """What each method found where the budget is the number of necessary functions: one row per program (or a single one), one
-    column per method. A tick where it found exactly the necessary heads in all seeds, a cross where in none, otherwise in how
-    many."""
+    """Return what each method found where the budget is the number of necessary functions: programs by methods.
+
+    A tick is where it found exactly the necessary heads in all seeds, a cross where in none, otherwise it says in how many.
+    """
     at_needed = with_program(truth[truth["budget"] == truth["needed"]])
     found = at_needed.groupby(["program", "method"], sort=False)["exact"].agg(["sum", "size"])
     found["cell"] = [tick_or_count(int(exact), int(seeds)) for exact, seeds in zip(found["sum"], found["size"], strict=True)]
@@ -94,13 +89,12 @@ def ticks(truth: pd.DataFrame) -> pd.DataFrame:
 
 
 def summary_of_truth(truth: pd.DataFrame) -> pd.DataFrame:
-    """One row per method over all programs: precision, recall and exact recovery where the budget is the number of necessary
-    functions, and how many heads more than that the function needs to survive in the masks of this method.
+    """Return one row per method over all programs.
 
     Returns:
-        ``method``; ``exact``, ``recall`` and ``precision``, means over programs and seeds; ``survives``, share at this budget;
-        ``spare``, the mean over those programs and seeds in which the function survives at one of the budgets; ``lost``, the
-        share in which it survives at none.
+        ``method``; where the budget is the number of necessary functions, ``exact``, ``recall`` and ``precision``, means over
+        programs and seeds, and ``survives``, the share; ``spare``, how many more heads the function needs to survive, the mean
+        over programs and seeds in which it survives at all; ``lost``, the share in which it survives at no budget.
     """
     whole = with_program(truth)
     rows = []
@@ -118,24 +112,26 @@ def summary_of_truth(truth: pd.DataFrame) -> pd.DataFrame:
 
 
 def as_markdown(truth: pd.DataFrame) -> str:
-    """Ticks and summary as two tables."""
+    """Return ticks and summary as two tables."""
     return f"{by_program(truth)}\n\n{by_method(truth)}\n"
 
 
 def by_program(truth: pd.DataFrame) -> str:
-    """:func:`ticks` as a Markdown table."""
+    """Return :func:`ticks` as a Markdown table."""
     return _table(ticks(truth).reset_index())
 
 
 def by_method(truth: pd.DataFrame) -> str:
-    """:func:`summary_of_truth` as a Markdown table."""
+    """Return :func:`summary_of_truth` as a Markdown table."""
     return _table(summary_of_truth(truth))
 
 
 def by_facts(carried: pd.DataFrame) -> str:
-    """What ``interchange.csv`` says, as a Markdown table: for each method and budget what a mask keeps of the effects of all
-    heads, as a share of what the best mask with as many heads keeps, mean and standard deviation over seeds; and the mean share
-    of the carriers that it keeps."""
+    """Return ``interchange.csv`` as a Markdown table.
+
+    It has for each method and budget the kept share of the effects of all heads, relative to the best mask with as many heads
+    (mean and standard deviation over seeds), and the mean share of the carriers that are kept.
+    """
     shares = carried.assign(share=carried["carried"] / carried["at_best"])
     budgets = sorted(shares["budget"].unique(), reverse=True)
     rows = []

@@ -227,7 +227,7 @@ def test_sentences_that_are_too_long_are_left_out_and_told(folder, tmp_path):
     with open(trees, "a") as stream:
         stream.write(long + "\n\n")
     texts = read_texts(RoleFiles(trees), observed)
-    assert (len(texts.trees.pieces), texts.trees.told("sentence")) == (50, "1 sentence too long for the model")
+    assert (len(texts.trees.pieces), texts.trees.omissions("sentence")) == (50, "1 sentence too long for the model")
     (tmp_path / "long.conllu").write_text(long + "\n")
     with pytest.raises(GateError, match=r"every sentence of .* is longer than the 12 tokens of the model"):
         read_texts(RoleFiles(str(tmp_path / "long.conllu")), observed)

@@ -200,7 +200,7 @@ def test_the_same_results_give_the_same_page(tables, tmp_path):
 def test_the_page_opens_with_one_sentence_and_its_picture(comparison, report):
     """Of the middle budget, after training: the best in the mean, this project's own, and the dense model."""
     text, contents = report.read_text(), read_contents(comparison)
-    opening = captions.opening(contents)
+    opening = captions.best_method(contents, "retrained")
     assert opening.startswith("Retrained with the mask, 2 heads of 8: ")
     rows = contents.summary[contents.summary["stage"] == "retrained"].set_index(["method", "budget"])["mean"]
     best = rows.xs(2, level="budget").idxmax()
@@ -210,7 +210,6 @@ def test_the_page_opens_with_one_sentence_and_its_picture(comparison, report):
     assert lead < text.index(opening) < text.index("<svg") < verdict < text.index("<table")
     assert lead < text.rindex("<details>", 0, verdict)
     assert text.count('id="fixture-figure-quality_retrained"') == 1
-    assert captions.quality(contents, "retrained") in text[verdict:]
 
 
 def test_the_opening_names_our_own_method_where_another_is_best():
@@ -220,7 +219,7 @@ def test_the_opening_names_our_own_method_where_another_is_best():
     said = (
         "Retrained with the mask, 4 heads of 8: his has the highest test accuracy, 80.00 %; learned has 70.00 % and the dense "
     )
-    assert captions.opening(contents) == f"{said}model 90.00 % (one seed)."
+    assert captions.best_method(contents, "retrained") == f"{said}model 90.00 % (one seed)."
     for seeds, p, words in (
         (1, 0.01, "significantly ahead of 1 of 1 other for this one seed"),
         (3, np.nan, "ahead of 1 of 1 other in every seed"),
@@ -229,9 +228,9 @@ def test_the_opening_names_our_own_method_where_another_is_best():
     ):
         pair = {"stage": "retrained", "budget": 4, "method": "his", "rival": "learned", "seeds": seeds, "ahead": seeds}
         contents.statistics = pd.DataFrame([{**pair, "p_holm": p}])
-        assert f"80.00 % ({words}); learned" in captions.opening(contents)
+        assert f"80.00 % ({words}); learned" in captions.best_method(contents, "retrained")
     contents.summary = summary[:0]
-    assert captions.opening(contents) == "There are no results yet."
+    assert captions.best_method(contents, "retrained") == "There are no results yet."
 
 
 def test_the_majority_class_is_a_row_and_a_dense_model_that_is_not_above_it_a_warning(tables, tmp_path):
@@ -290,29 +289,6 @@ def test_kinds_of_attention_are_rows_of_one_picture_and_lines_of_another(tmp_pat
     assert [text.get_text() for text in legend.get_texts()] == ["encoder", "decoder", "cross"]
 
 
-def test_the_caption_of_quality_names_the_best_and_what_it_is_ahead_of(comparison):
-    contents = read_contents(comparison)
-    caption = captions.quality(contents, "retrained")
-    rows = contents.comparison[(contents.comparison["stage"] == "retrained") & (contents.comparison["method"] != "dense")]
-    for budget in (4, 2):
-        cells = rows[rows["budget"] == budget].pivot(index="seed", columns="method", values="test_accuracy")
-        best = cells.mean().idxmax()
-        ahead = sum((cells[best] > cells[other]).all() for other in cells if other != best)
-        assert (
-            f"at {budget} heads {best}, {100 * cells[best].mean():.2f} % (ahead of {ahead} of 2 rivals in every seed)"
-            in caption
-        )
-    assert "With fewer than 5 seeds no difference is called significant." in caption
-    assert f"Dense: {100 * contents.summary.loc[contents.summary['stage'] == 'retrained', 'mean'].iloc[0]:.2f} %" in caption
-    assert "Lowest at 2 heads: random" in caption
-    contents.statistics = contents.statistics.assign(seeds=5, p_holm=0.04)
-    caption = captions.quality(contents, "retrained")
-    assert "(significantly ahead of 2 of 2 rivals)" in caption
-    assert "Significant means p < 0.05, corrected for all pairs of methods (Holm)." in caption
-    contents.statistics = contents.statistics.assign(seeds=1, p_holm=0.06)
-    assert "(significantly ahead of 0 of 2 rivals for this one seed)" in captions.quality(contents, "retrained")
-
-
 def test_the_table_of_tests_says_how_they_were_made(comparison):
     """Of few seeds it has no p values at all."""
     contents = read_contents(comparison)
@@ -329,7 +305,7 @@ def test_the_table_of_tests_says_how_they_were_made(comparison):
 def test_equal_means_share_the_first_place(comparison):
     contents = read_contents(comparison)
     contents.summary.loc[contents.summary["method"].isin(["learned", "his"]), "mean"] = 0.95
-    assert "at 4 heads learned and his, 95.00 % (ahead of " in captions.quality(contents, "retrained")
+    assert "learned and his share the highest test accuracy, 95.00 % (ahead of " in captions.best_method(contents, "retrained")
 
 
 def test_the_caption_of_masks_counts_what_all_methods_agree_on(comparison):
@@ -471,7 +447,7 @@ def test_a_comparison_that_has_only_its_cells_is_a_page_too(tables, tmp_path):
     page = Page(tmp_path / "report.html")
     assert len(page.table("experiments")) == 42
     assert [float(row["mean"]["value"]) for row in page.table("results")] == pytest.approx(expected["mean"].tolist())
-    assert "Retrained with the mask, highest test accuracy: at 4 heads" in page.text
+    assert "Retrained with the mask, 2 heads of 8: " in page.text
     assert "There is no metrics.json, which is written last" in page.text
 
 

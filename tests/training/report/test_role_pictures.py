@@ -99,7 +99,7 @@ def test_a_gate_of_a_group_has_the_roles_of_all_its_heads(tmp_path):
     [
         (lambda table: table[:0], "has no head"),
         (lambda table: table.drop(columns="broad_has"), "has no column 'broad_has'"),
-        (lambda table: table.assign(specialised="yes"), "expected True or False"),
+        (lambda table: table.assign(specialised="yes"), "is no table of roles: "),
         (lambda table: pd.concat([table, table[:1]]), "one row for each site and head"),
         (lambda table: table.assign(site="<script>.0", head=range(8)), "kind of attention '<script>'"),
     ],

@@ -43,6 +43,7 @@ def test_the_smallest_budget_is_the_one_from_which_on_the_function_survives():
     assert [line.count("|") for line in as_markdown(truth).splitlines()] == [5] * 3 + [0] + [8] * 5
 
 
+@pytest.mark.integration
 def test_a_comparison_on_a_program_leaves_its_truth(tmp_path):
     methods = ["--methods", "his,leave-one-out,random", "--seeds", "0,1", "--data.program", "has", "--data.spare", "[0, 2]"]
     assert run_command("compare", ["--config", CONFIG, "--run_dir", str(tmp_path / "run"), *methods, *SMALL, *QUIET]) == 0
@@ -54,6 +55,7 @@ def test_a_comparison_on_a_program_leaves_its_truth(tmp_path):
     assert ((truth["recall"] == 1) == truth["survives"]).all()
 
 
+@pytest.mark.integration
 def test_learned_gates_keep_one_of_the_copies_of_a_needed_head_and_his_does_not(tmp_path):
     """No head alone is missed while its copies are there, so its gradient says nothing."""
     methods = ["--methods", "learned,his", "--seeds", "0", "--data.program", "has-copies", "--data.spare", "[0]"]
@@ -63,6 +65,7 @@ def test_learned_gates_keep_one_of_the_copies_of_a_needed_head_and_his_does_not(
     assert truth[["exact", "survives"]].T.to_dict("list") == {"learned": [True, True], "his": [False, False]}
 
 
+@pytest.mark.integration
 def test_a_benchmark_is_a_comparison_of_each_program_and_a_table_of_all(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(KnownTruth, "parts", property(lambda self: two if self.program == "all" else {}))
     two = {name: {"program": name} for name in ("has", "same-ends")}
