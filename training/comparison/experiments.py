@@ -230,12 +230,6 @@ class Experiments:
 
         return self._experiment("finetune", self.dense_key, make)
 
-    def learn_key(self, changes: Mapping[str, Any], restart: int = 0) -> dict[str, Any]:
-        """The identity of :meth:`learn`."""
-        gated_by = options_of_gates(replace(self.options, **changes)) | {"seed": self.seed}
-        again = {"restart": restart} if restart else {}
-        return {"experiment": "learn", "dense": self.dense().key, "options": gated_by, **again}
-
     def learn(self, changes: Mapping[str, Any], restart: int = 0) -> Experiment:
         """The prune phase of a learned method: ``weights.ckpt``, ``gates_over_time.csv`` and the final gates.
 
@@ -255,7 +249,11 @@ class Experiments:
             pruner.load_state_dict(read_weights(folder / WEIGHTS))
             return cost | learned_result(pruner)
 
-        return self._experiment(f"learning, budget {options.budget}", self.learn_key(changes, restart), make)
+        determined_by = {
+            "experiment": "learn", "dense": dense.key, "options": options_of_gates(options) | {"seed": self.seed},
+            **({"restart": restart} if restart else {}),
+        }  # fmt: skip
+        return self._experiment(f"learning, budget {options.budget}", determined_by, make)
 
     def draw(
         self, mask: Tensor, scores: Tensor, budget: Budget, search: DrawSearch, *, start: Experiment, changes: Mapping[str, Any]
@@ -276,13 +274,6 @@ class Experiments:
 
         return self._experiment(f"drawing {int(mask.sum())} heads", determined_by, make)
 
-    def judge_key(self, masks: Sequence[Tensor], search: RestartSearch) -> dict[str, Any]:
-        """The identity of :meth:`judge`."""
-        return {
-            "experiment": "judge", "dense": self.dense().key, "masks": [mask.tolist() for mask in masks],
-            "search": asdict(search),
-        }  # fmt: skip
-
     def judge(self, masks: Sequence[Tensor], search: RestartSearch) -> Experiment:
         """Losses of masks ``[gates]`` of one budget on the dense weights."""
 
@@ -292,18 +283,15 @@ class Experiments:
                 losses = losses_of(subject, masks, search.rows)
             return cost.as_row() | {"losses": losses}
 
-        return self._experiment(f"judging {len(masks)} masks", self.judge_key(masks, search), make)
+        determined_by = {
+            "experiment": "judge", "dense": self.dense().key, "masks": [mask.tolist() for mask in masks],
+            "search": asdict(search),
+        }  # fmt: skip
+        return self._experiment(f"judging {len(masks)} masks", determined_by, make)
 
     def rests(self, changes: Mapping[str, Any]) -> bool:
         """Whether weights rest while gates are learned with these changes of the options."""
         return bool(replace(self.options, **changes).pipelined)
-
-    def swap_key(self, mask: Tensor, budget: Budget, search: SwapSearch, *, start: Experiment) -> dict[str, Any]:
-        """The identity of :meth:`swap`."""
-        return {
-            "experiment": "swap", "start": start.key, "mask": mask.tolist(), "search": asdict(search),
-            "kinds": budget.terms, "minimum_per_layer": self.options.minimum_per_layer,
-        }  # fmt: skip
 
     def swap(
         self, mask: Tensor, budget: Budget, search: SwapSearch, *, start: Experiment, changes: Mapping[str, Any]
@@ -317,15 +305,11 @@ class Experiments:
                 found = refined_by_swaps(subject, mask, search, budget=budget, minimum_per_layer=minimum)
             return found | cost.as_row()
 
-        name = f"swapping among {int(mask.sum())} heads"
-        return self._experiment(name, self.swap_key(mask, budget, search, start=start), make)
-
-    def refit_key(self, mask: Tensor, search: RefitSearch, *, start: Experiment) -> dict[str, Any]:
-        """The identity of :meth:`refit`."""
-        return {
-            "experiment": "refit", "dense": self.dense().key, "start": start.key, "mask": mask.tolist(),
-            "search": asdict(search), "or_none": True,
+        determined_by = {
+            "experiment": "swap", "start": start.key, "mask": mask.tolist(), "search": asdict(search),
+            "kinds": budget.terms, "minimum_per_layer": self.options.minimum_per_layer,
         }  # fmt: skip
+        return self._experiment(f"swapping among {int(mask.sum())} heads", determined_by, make)
 
     def refit(self, mask: Tensor, search: RefitSearch, *, start: Experiment, changes: Mapping[str, Any]) -> Experiment:
         """Weights of the dense experiment or of a learned one, refitted to a mask ``[gates]``: ``weights.ckpt``. The aim is the
@@ -349,14 +333,11 @@ class Experiments:
                 write_checkpoint(content | {"state_dict": content["state_dict"] | state}, folder / WEIGHTS)
             return result
 
-        return self._experiment(f"refitting {int(mask.sum())} heads", self.refit_key(mask, search, start=start), make)
-
-    def post_hoc_key(
-        self, values: Tensor, splits: Sequence[str] = SPLITS, *, start: Experiment | None = None
-    ) -> dict[str, Any]:
-        """The identity of :meth:`post_hoc`, without a replacement."""
-        weights = start or self.dense()
-        return {"experiment": "post hoc", "dense": weights.key, "values": values.tolist(), "splits": list(splits)}
+        determined_by = {
+            "experiment": "refit", "dense": dense.key, "start": start.key, "mask": mask.tolist(), "search": asdict(search),
+            "or_none": True,
+        }  # fmt: skip
+        return self._experiment(f"refitting {int(mask.sum())} heads", determined_by, make)
 
     def post_hoc(
         self,
@@ -377,8 +358,10 @@ class Experiments:
             start: whose weights; the dense experiment's by default.
             changes: of the options that these weights were learned with.
         """
-        replaced_by = {} if replacement == "zero" else {"replacement": replacement}
-        determined_by = self.post_hoc_key(values, splits, start=start) | replaced_by
+        determined_by = {
+            "experiment": "post hoc", "dense": (start or self.dense()).key, "values": values.tolist(), "splits": list(splits),
+            **({} if replacement == "zero" else {"replacement": replacement}),
+        }  # fmt: skip
 
         def make(folder: Path) -> dict[str, Any]:
             pruner = self.with_weights(start or self.dense(), changes or {})
@@ -386,11 +369,6 @@ class Experiments:
                 return self._evaluate(pruner, folder, values, splits)
 
         return self._experiment(f"post hoc, {int((values > 0).sum())} heads", determined_by, make)
-
-    def retrain_key(self, values: Tensor, *, start: Experiment, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """The identity of :meth:`retrain`."""
-        after = options_after_finetuning(replace(self.options, **changes), averages=self.setup.weights.average_last > 1)
-        return {"experiment": "retrain", "start": start.key, "values": values.tolist(), "options": after}
 
     def retrain(
         self,
@@ -419,7 +397,12 @@ class Experiments:
                 cost = self._train(pruner, folder, start=weights_of(start), keeps=values if keeps_weights else None, **limit)
                 return self._evaluate(pruner, folder, values, SPLITS) | cost
 
-        determined_by = self.retrain_key(values, start=start, changes=changes) | ({} if steps is None else {"steps": steps})
+        options = replace(self.options, **changes)
+        after = options_after_finetuning(options, averages=self.setup.weights.average_last > 1)
+        determined_by = {
+            "experiment": "retrain", "start": start.key, "values": values.tolist(), "options": after,
+            **({} if steps is None else {"steps": steps}),
+        }  # fmt: skip
         return self._experiment(f"retraining, {int((values > 0).sum())} heads", determined_by, make)
 
     def from_scratch(self, values: Tensor) -> Experiment:

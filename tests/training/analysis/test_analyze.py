@@ -281,7 +281,7 @@ def test_options_of_the_run_are_checked_before_weights_and_data_are_read(run, tm
             ["--experiments", "domains", "--other_data.nonsense", "1"],
             "error: the options of other data cannot be used: there is no option other_data.nonsense",
         ),
-        (["--", "--data.test_rows", "1"], "test_rows is 1; expected at least 3"),
+        (["--", "--data.test_rows", "1"], "test_rows is 1; expected a number from 3"),
     ):
         assert call(run, tmp_path / "out", *arguments) == 2
         assert message in capsys.readouterr().err

@@ -9,8 +9,8 @@ import pytorch_lightning as pl
 import torch
 
 from gates.errors import GateError
-from tests.training.runs import MODEL, make_data, make_setup
-from training.comparison.cache import ExperimentCache
+from tests.training.runs import MODEL, make_data, make_options, make_setup
+from training.comparison.cache import ExperimentCache, options_after_finetuning
 from training.comparison.experiments import GATES_OVER_TIME, PREDICTIONS, WEIGHTS, Experiments, backbone_of, read_weights
 from training.config import RefitSearch, ScratchTraining
 from training.pruner.callbacks import AverageWeights, CostInCheckpoints
@@ -50,14 +50,12 @@ def experiments(tmp_path_factory):
     return Watched(tmp_path_factory.mktemp("experiments"), finetune=0.5, prune=0.5, retrain=0.5, learning_rate=1e-2)
 
 
-def test_averaging_over_another_retrain_phase_is_another_experiment(tmp_path):
+def test_averaging_over_another_retrain_phase_is_another_experiment():
     """Of the same dense model, which knows nothing of the phases after its own."""
-    found = []
-    for last, prune in ((1, 1.0), (1, 1.75), (3, 1.0), (3, 1.75)):
-        experiments = Watched(tmp_path, budget=2, prune=prune, retrain=2 - prune)
-        experiments.setup = replace(experiments.setup, weights=replace(experiments.setup.weights, average_last=last))
-        start = type("Start", (), {"key": "dense"})
-        found.append(experiments.retrain_key(torch.ones(8), start=start, changes={})["options"])
+    found = [
+        options_after_finetuning(make_options(budget=2, prune=prune, retrain=2 - prune), averages=last > 1)
+        for last, prune in ((1, 1.0), (1, 1.75), (3, 1.0), (3, 1.75))
+    ]
     assert {options["epochs"] for options in found} == {2.0}
     lengths = [{name: options.get(name) for name in ("prune", "retrain") if name in options} for options in found]
     assert lengths == [{}, {}, {"prune": 1.0, "retrain": 1.0}, {"prune": 1.75, "retrain": 0.25}]

@@ -330,16 +330,16 @@ def test_the_curve_is_post_hoc_quality_on_the_selection_split(full_run):
 
 
 def test_nothing_is_trained_for_what_is_not_asked(tmp_path, monkeypatch):
-    """With masks on the dense model alone there is one training, and with two to be trained on there are three."""
+    """A run has three trainings: the dense model, the gates and the pruned model. Two masks to be trained on add two."""
     trainings, fitted = [], pl.Trainer.fit
     monkeypatch.setattr(pl.Trainer, "fit", lambda self, *args, **more: trainings.append(self) or fitted(self, *args, **more))
     arguments = ["--config", write_config(tmp_path), "--curve", "[]", "--run_dir", str(tmp_path / "run")]
     assert fit.main([*arguments, "--compare", "posthoc"]) == 0
-    assert len(trainings) == 1
+    assert len(trainings) == 3
     trainings.clear()
     more = ["--compare", "full", "--retrained", "[dense,his(order=worst)]", "--from_scratch", "[learned]"]
     assert fit.main([*arguments, *more, "--existing", "overwrite"]) == 0
-    assert len(trainings) == 1 + 2 + 1
+    assert len(trainings) == 3 + 2 + 1
 
 
 # -- what finding a mask costs is paid for ----------------------------------------------------------------------

@@ -6,6 +6,7 @@ import pandas as pd
 from tests.training.comparison.rows import make_row
 from tests.training.runs import make_data as make_classification_data
 from tests.training.translation_runs import make_data
+from training.comparison.experiments import PREDICTIONS
 from training.comparison.tables import Results, read_texts, save_translations, texts_of
 from training.runs.directory import RunDirectory
 
@@ -17,10 +18,10 @@ def new_run(folder):
 
 
 def kept(folder, name, texts, beam=None):
-    """A file of predictions."""
+    """The folder of an experiment with predictions."""
     arrays = {"test_prediction": np.array(texts)} | ({} if beam is None else {"test_prediction_beam": np.array(beam)})
     (folder / name).mkdir(exist_ok=True)
-    np.savez_compressed(folder / name / "predictions.npz", **arrays)
+    np.savez_compressed(folder / name / PREDICTIONS, **arrays)
     return folder / name
 
 
@@ -75,5 +76,5 @@ def test_classes_are_no_translations(tmp_path):
 
 
 def test_texts_of_each_search_are_read(tmp_path):
-    assert texts_of(kept(tmp_path, "a", ["x", "y"])) == {"greedy": ["x", "y"]}
-    assert texts_of(kept(tmp_path, "b", ["x"], ["z"])) == {"greedy": ["x"], "beam": ["z"]}
+    assert texts_of(kept(tmp_path, "a", ["x", "y"]) / PREDICTIONS) == {"greedy": ["x", "y"]}
+    assert texts_of(kept(tmp_path, "b", ["x"], ["z"]) / PREDICTIONS) == {"greedy": ["x"], "beam": ["z"]}

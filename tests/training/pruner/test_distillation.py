@@ -284,7 +284,7 @@ def test_without_weight_training_is_as_if_there_were_no_distillation():
 
 
 def test_a_checkpoint_past_the_finetune_without_the_dense_model_is_refused(plain):
-    with pytest.raises(GateError, match=rf"past fine-tuning .step {N + 3} of {N}.*go on from dense\.ckpt"):
+    with pytest.raises(GateError, match=rf"past fine-tuning .step {N + 3} of {N}.*start from dense\.ckpt"):
         distilled(ckpt_path=plain / f"{N + 3}.ckpt")
 
 
