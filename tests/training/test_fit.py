@@ -445,9 +445,9 @@ HUB = ["--model.from_scratch", "null", "--model.backbone"]
     ("arguments", "expected"),
     [
         ([*HUB, "nobody/nothing"], "'nobody/nothing'"),
-        ([*HUB, "FOLDER"], "has no readable config.json, so it holds no model"),
+        ([*HUB, "FOLDER"], "cannot load a model from"),
         (["--model.from_scratch", "{model_type: xlnet, d_model: 16, n_head: 2, n_layer: 2}"], "XLNetRelativeAttention"),
-        (["--model.budget", "9"], "the budget is 9, but the model has 8 heads"),
+        (["--model.budget", "9"], "the budget is 9; expected a whole number from 0 to 8 (heads in the model)"),
         (["--model.budget", "null"], "--model.price is not given; give one, such as 0.01"),
         (["--model.budget", "null", "--model.price", "-1"], "price is -1.0; expected numbers of at least 0"),
         (["--model.freeze", "['.*']", "--compare", "full"], "fixes all weights, so nothing can be"),

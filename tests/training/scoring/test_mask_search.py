@@ -161,23 +161,6 @@ def test_draws_that_can_do_nothing_are_refused(options):
         DrawSearch(**options)
 
 
-@pytest.mark.integration
-@pytest.mark.parametrize("retrain", [1.0, 0.0])
-def test_a_run_can_end_its_prune_phase_with_swaps(retrain):
-    """The final mask is what a search finds from the gates' mask on the weights of that moment, retrained or not."""
-    options = {"learning_rate": 3e-3, "retrain": retrain}
-    plain, data = make_pruner(**options), make_data()
-    make_trainer(max_steps=32).fit(plain, data)  # the end of the prune phase
-    steering, subject = plain.steering, ScoringContext(plain, data, make_trainer())
-    expected = refine(subject, steering.learned_mask(), SwapSearch(passes=8), budget=steering.budget)
-    swapping = make_pruner(**options, swaps=8)
-    make_trainer().fit(swapping, make_data())
-    assert torch.equal(swapping.gates.mask, expected.mask)
-    assert int(expected.mask.sum()) == 3
-    assert swapping.search["mask"] == expected.mask.tolist()
-    assert swapping.search["losses"] == expected.losses
-
-
 def decide_on_a_share(rank, world, folder):
     """One of several processes with its share of the deciding half; every process writes the losses and means it has."""
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world)
