@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import transformers as t
+from packaging.version import Version
 
 from gates.attention.inputs import example_inputs, resized
 from gates.attention.sites import find_attention
@@ -42,29 +43,29 @@ OTHERS = {
     "text wrapped": lambda: wrapped("EncoderDecoder", t.BertConfig()),
     "pictures wrapped": lambda: wrapped("VisionEncoderDecoder", t.ViTConfig()),
     "sound wrapped": lambda: wrapped("SpeechEncoderDecoder", t.Wav2Vec2Config()),
-    "no vocabulary": t.CanineModel,
-    "no size of pictures": t.SegformerModel,
-    "spectrograms by time": t.Speech2TextForConditionalGeneration,
-    "spectrograms as pictures": t.ASTModel,
-    "films": t.VivitModel,
-    "boxes": t.BrosModel,
-    "a language of each text": t.XmodModel,
-    "a picture's tokens": t.LlavaForConditionalGeneration,
-    "patches in a row": t.Lfm3VlForConditionalGeneration,
-    "pictures of any size": t.Mistral3ForConditionalGeneration,
-    "several pictures": t.Idefics2ForConditionalGeneration,
-    "two encoders": t.CLIPSegModel,
-    "time series": t.InformerModel,
-    "time series of channels": t.PatchTSTModel,
-    "patches with their places": t.Pix2StructVisionModel,
-    "regions of a picture": t.LxmertModel,
-    "tiles of a picture": t.MllamaVisionModel,
+    "no vocabulary": "CanineModel",
+    "no size of pictures": "SegformerModel",
+    "spectrograms by time": "Speech2TextForConditionalGeneration",
+    "spectrograms as pictures": "ASTModel",
+    "films": "VivitModel",
+    "boxes": "BrosModel",
+    "a language of each text": "XmodModel",
+    "a picture's tokens": "LlavaForConditionalGeneration",
+    "patches in a row": "Lfm3VlForConditionalGeneration",
+    "pictures of any size": "Mistral3ForConditionalGeneration",
+    "several pictures": "Idefics2ForConditionalGeneration",
+    "two encoders": "CLIPSegModel",
+    "time series": "InformerModel",
+    "time series of channels": "PatchTSTModel",
+    "patches with their places": "Pix2StructVisionModel",
+    "regions of a picture": "LxmertModel",
+    "tiles of a picture": "MllamaVisionModel",
 }
 
 
 def other(name):
     made = OTHERS[name]
-    return tiny(made) if isinstance(made, type) else made()
+    return tiny(getattr(t, made)) if isinstance(made, str) else made()
 
 
 def reached(model, inputs):
@@ -87,8 +88,15 @@ def test_every_architecture_of_the_coverage(name, padded):
     assert output.isfinite().all()
 
 
+def skip_on_older(version, why):
+    if Version(t.__version__) < Version(version):
+        pytest.skip(f"Transformers {t.__version__} {why}")
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_models_whose_config_tells_less(name):
+    if name == "tiles of a picture":
+        skip_on_older("5.16", "asks for the aspect ratios of tiles, which are asked of the user")
     model = other(name)
     found, expected, output = reached(model, example_inputs(model, batch=3))
     assert found == expected
@@ -165,6 +173,8 @@ def test_inputs_whose_rows_are_not_examples_are_not_resized():
 
 @pytest.mark.parametrize("made", [t.Blip2QFormerModel, t.InstructBlipQFormerModel])
 def test_a_q_former_has_queries_and_what_they_look_at(made):
+    if made is t.InstructBlipQFormerModel:
+        skip_on_older("5.16", "builds no such model from the whole configuration")
     model = tiny(made)
     inputs, config = example_inputs(model, batch=3), model.config
     assert inputs["query_embeds"].shape == (3, 16, config.hidden_size)
