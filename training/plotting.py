@@ -220,7 +220,7 @@ def agreement_matrix(names: list[str], grid: np.ndarray, *, title: str, chance: 
         chance: The agreement of random masks, drawn as a line on the scale.
     """
     size = max(2.6, 1.0 + 0.42 * len(names))
-    figure = Figure(figsize=(size + 1.6, size), layout="constrained")
+    figure = Figure(figsize=(size + 1.6, size), layout="compressed")
     axes = figure.subplots()
     lower = np.where(np.tri(len(names), dtype=bool), grid, np.nan)
     image = axes.imshow(lower, cmap=MAP, vmin=0, vmax=1, interpolation="none")
