@@ -30,7 +30,7 @@ DURING = {
     "in the prune phase": Moment(f"{MODULE}.optimizer_step", 3),
     "in the retrain phase": Moment(f"{MODULE}.optimizer_step", 9),
     "when training has ended": Moment(f"{MODULE}.on_train_end", after=True),
-    "when final.ckpt is there": Moment("training.comparison.run:evaluate"),
+    "when final.ckpt is there": Moment(f"{RUN}:export"),
     "when a part of its training is kept": Moment("training.comparison.cache:ExperimentCache._make", 2, after=True),
     "in its export": Moment("gates.export.checkpoint:load_pruned"),
     "when its export is there": Moment(f"{RUN}:export", after=True),
@@ -156,5 +156,6 @@ def test_a_run_that_is_overwritten_is_never_half_of_two(unbroken, tmp_path):
     code, said = fit(given, tmp_path, Moment(STEP, 3), signal.SIGINT)
     assert (code, said) == (130, "stopped; go on with --existing resume\n")
     left = {path.name for path in (tmp_path / "run").iterdir()}
-    assert not left & {"experiments", "export", "comparison.csv", "metrics-before-resuming.csv", "finished.json"}
+    assert not list((tmp_path / "run" / "experiments").glob("[!.]*"))
+    assert not left & {"export", "comparison.csv", "metrics-before-resuming.csv", "finished.json"}
     assert not list((tmp_path / "run" / "checkpoints").iterdir())
