@@ -18,6 +18,7 @@ import logging
 import os
 import shutil
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -246,7 +247,7 @@ def export_onnx_step(model: PreTrainedModel, path: str | os.PathLike[str], examp
     return Path(path)
 
 
-class _AnyStep(nn.Module):
+class _AnyStep(nn.Module, ABC):
     """A decoding step: from its inputs, called ``names``, and a cache to logits and the cache with the new tokens."""
 
     names: tuple[str, ...]
@@ -257,9 +258,9 @@ class _AnyStep(nn.Module):
         cache = _cache(past)
         return (self.logits(given, cache), *_kept(cache))
 
+    @abstractmethod
     def logits(self, given: Sequence[Tensor], cache: DynamicCache) -> Tensor:
-        """Logits of the new tokens; the keys and values of their self-attention are added to the cache."""
-        raise NotImplementedError
+        """Return the logits of the new tokens, and add the keys and values of their self-attention to the cache."""
 
 
 class _Step(_AnyStep):
