@@ -140,11 +140,6 @@ class Teacher:
         for parameter in self.model.parameters():
             parameter.grad = None
 
-    @property
-    def weights(self) -> dict[str, Tensor]:
-        """Its parameters by name."""
-        return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
-
     @torch.no_grad()
     def __call__(self, task: Any, batch: Mapping[str, Tensor], *, hidden_states: bool) -> tuple[Tensor, Any]:
         """Return the logits of a batch and the model's whole output, with hidden states if they are wanted."""
