@@ -8,7 +8,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,21 @@ def open_data(setup: Setup, checkpoint: str | None = None) -> TaskData:
         for notice in data.notices:
             rank_zero_only(Console().print)(notice, markup=False, highlight=False, soft_wrap=True)
     return data
+
+
+def with_min_prune_steps(setup: Setup, data: TaskData) -> Setup:
+    """Return the setup with a prune phase that has the least number of steps; a limit on training batches has precedence.
+
+    Args:
+        setup: The setup of the run.
+        data: The data, built.
+    """
+    options, trainer = setup.model, setup.trainer
+    if not options.prune or trainer.limit_train_batches is not None:
+        return setup
+    batches = len(data.batches_of_run(epochs=1.0, first=0, rank=processes.rank(), world=processes.world_size()))
+    epochs = options.min_prune_steps * (trainer.accumulate_grad_batches or 1) / batches
+    return replace(setup, model=replace(options, prune=max(options.prune, epochs)))
 
 
 def check_limits(setup: Setup, data: TaskData) -> None:

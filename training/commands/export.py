@@ -47,13 +47,13 @@ from training.cli.command_line import CommandLine
 from training.cli.exit import stdout
 from training.commands.options import Format
 from training.commands.preflight import check_no_others
-from training.comparison.methods import file_name, own_method
+from training.comparison.methods import Method, file_name, mask_found_by, own_method
 from training.comparison.run import metrics_on_test
 from training.config import PrunerOptions, RefitSearch
 from training.config.checks import check_range
 from training.config.comparison import POST_HOC, RETRAINED
 from training.config.data import TOKENIZER_FILES
-from training.pruner.checkpoints import check_identity, read_checkpoint
+from training.pruner.checkpoints import KEPT, check_identity, read_checkpoint
 from training.pruner.module import PRUNED_BEFORE
 from training.runs import progress
 from training.runs.directory import RunDirectory, writing_to
@@ -86,7 +86,8 @@ class TrainedModel:
         gates: The gates at the end of the run, not attached.
         gate_config: The config of the gates; ``base_model`` is a hub name, or the last part of a local folder.
         options: The options of the run.
-        method: The run's own method, such as ``learned``.
+        method: The method whose heads the run keeps, such as ``learned+refit``.
+        learned: The run's own method, which learned the gates.
         checkpoint: The name of the checkpoint, such as ``final``.
         tokenizer: The tokenizer or image processor; None if the run saved none.
         changed: A few words on changes of the weights since; empty for none.
@@ -98,6 +99,7 @@ class TrainedModel:
     gate_config: GateConfig
     options: PrunerOptions
     method: str
+    learned: str
     checkpoint: str
     tokenizer: PreTrainedTokenizerBase | BaseImageProcessor | None
     changed: str = ""
@@ -140,7 +142,7 @@ def load_trained(path: str) -> TrainedModel:
     reads = read_tokenizer if has_tokenizer else read_image_processor if has_images else None
     tokenizer = None if reads is None else reads(str(run.export))
     name = Path(path).stem if is_checkpoint else "final"
-    return TrainedModel(run, model, gates, config, options, own_method(options).name, name, tokenizer)
+    return TrainedModel(run, model, gates, config, options, str(final[KEPT]), own_method(options).name, name, tokenizer)
 
 
 def names_checkpoint(path: str) -> bool:
@@ -181,7 +183,7 @@ def choose_mask(
 
     Args:
         trained: The finished run.
-        ranking: A ranking that the run compared, or one of :data:`COMPUTABLE`. Default: the run's own method, by log_alpha.
+        ranking: A ranking that the run compared, or one of :data:`COMPUTABLE`. Default: the method whose heads the run keeps.
         budget: The budget, see :class:`gates.gating.budget.Budget`.
         minimum_per_layer: With a budget, the heads that every layer keeps. Default: as in the run.
         compute: A function that computes the ranking ``[gates]`` of a method that the run did not compare.
@@ -190,7 +192,7 @@ def choose_mask(
         GateError: For an unknown ranking or a budget that the model cannot have.
     """
     run, gates, ranking = trained.run, trained.gates, ranking or trained.method
-    known = {trained.method: gates.log_alpha.detach()}
+    known = dict.fromkeys((trained.learned, Method.parse(trained.learned).base), gates.log_alpha.detach())
     for name, scores in _compared_rankings(run).items():
         known.setdefault(name, scores)  # the run's own follows its gates
     others = [name for name in COMPUTABLE if name not in known]
@@ -339,8 +341,8 @@ def _model_and_mask(line: CommandLine) -> tuple[TrainedModel, Tensor]:
     def dense() -> DenseModel:
         return load_dense(str(trained.run.path), line.rest)
 
-    if options.refit:
-        trained.options.check_refits()
+    if options.refit and trained.options.why_not_refitted:
+        raise GateError(f"--refit is not possible for this run: {trained.options.why_not_refitted}")
     if options.format in ("stock", "masked"):
         check_dense(trained.model, options.format)
     if options.format == "stock" and options.budget is not None:
@@ -514,7 +516,7 @@ def _export_onnx(
 
 def _card(trained: TrainedModel, mask: Tensor, ranking: str, cost: Cost | None) -> ModelCard:
     """States the run's results only for what the run tested: its learned mask, with the weights retrained with it."""
-    own = load_mask(trained.run.path / "masks" / f"{trained.method}.json", trained.gates.sites)
+    own = load_mask(trained.run.path / "masks" / f"{file_name(trained.method)}.json", trained.gates.sites)
     if trained.checkpoint == "final" and torch.equal(mask, own):
         file = trained.run.path / "metrics.json"
         described = read_json(file, dict).get("run")
@@ -527,7 +529,7 @@ def _card(trained: TrainedModel, mask: Tensor, ranking: str, cost: Cost | None) 
             }
         except (AttributeError, KeyError, TypeError) as error:
             raise damaged(file, "results of a run", first_line(error), AGAIN) from error
-        method = trained.options.mask_found_by
+        method = mask_found_by(trained.options, Method.parse(trained.method))
     else:
         known = {}
         method = f"the ranking {ranking!r} of a run; its {trained.checkpoint} weights, "

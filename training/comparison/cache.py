@@ -235,8 +235,8 @@ class ScoreFiles(MutableMapping[str, Tensor]):
 # What an experiment's result depends on: its identity, by which it is found again.
 
 ELSEWHERE = {
-    "backbone", "from_scratch", "trust_remote_code", "allow_pickle", "dtype", "latency_table", "swaps", "refit",
-    "checkpoint_activations",
+    "backbone", "from_scratch", "trust_remote_code", "allow_pickle", "dtype", "latency_table", "swaps", "refit", "keep",
+    "min_prune_steps", "checkpoint_activations",
 }  # fmt: skip
 """Options of the module that act through the model, which is in every identity, or through the budget, which has the table of
 times itself, or that a comparison does not use: swaps and refits are a method's ``+swap`` and ``+refit`` there; or that change
@@ -285,7 +285,7 @@ def identity_of_dense(setup: Setup, pruner: HeadPruner, data: TaskData, *, proce
 
 def run_inputs(setup: Setup, dense: Mapping[str, Any]) -> dict[str, Any]:
     """All that a run's training depends on, as JSON: what its dense model does, and the options of the module."""
-    elsewhere = ELSEWHERE - {"swaps", "refit"}  # which a run does itself
+    elsewhere = ELSEWHERE - {"swaps", "refit", "keep"}  # the run does these itself
     return {**dense, OPTIONS: {name: value for name, value in asdict(setup.model).items() if name not in elsewhere}}
 
 

@@ -72,6 +72,7 @@ INSTEAD = {
     "model.budget": "; --budgets has those of a comparison",
     "model.swaps": "; here swaps are a method, learned+swap",
     "model.refit": "; here it is a method, learned+refit",
+    "model.keep": "; here the heads to compare with are methods, obs+refit and his+refit",
     "model.gate": "; here other gates are methods, such as dsp",
     "model.pipelined": "; here it is a parameter, learned(pipelined=false)",
 }
@@ -124,8 +125,8 @@ def check_methods(
         own: dict[str, Any] = dict(method.learned.options) if method.is_learned else {}
         if "distil" in method.modifiers:
             own |= distil
-        if "refit" in method.modifiers:
-            own["refit"] = True
+        if "refit" in method.modifiers and options.why_not_refitted:
+            raise GateError(f"the method {method.name!r} cannot be compared: {options.why_not_refitted}; remove +refit")
         for budget in budgets:
             replace(options, **{"budget": budget, **own})  # raises
 

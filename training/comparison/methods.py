@@ -158,8 +158,12 @@ RENAMED = {
     "rank-sum-broad": "hies(combine=ranks, keep=high)",
 }
 """Old names of methods, each with its present name."""
-RIVALS = ("his", "entropy", "entropy(keep=high)", "hies", "hies(combine=ranks)", "random", "his(order=worst)")
+RIVALS = ("his", "obs", "entropy", "entropy(keep=high)", "hies", "random")
 """What a run compares itself with."""
+REFITTED_RIVALS = ("obs+refit", "his+refit", "random+refit")
+"""What a run compares itself with behind a refit."""
+CHEAP_RIVALS = REFITTED_RIVALS[:2]
+"""The methods of which a run keeps the heads, where they do better than its gates."""
 
 GIVEN = "mask:"
 """What the name of a given mask begins with; its file follows."""
@@ -352,7 +356,28 @@ def own_method(options: PrunerOptions) -> Method:
         chosen["start"] = "obs"
     parameters = PARAMETERS[name]
     base = variant_name(name, parameters, {key: chosen.get(key, values[0]) for key, values in parameters.items()})
-    return Method(base, frozenset(name for name, used in (("swap", options.swaps), ("refit", options.refit)) if used))
+    return Method(base, frozenset(name for name, used in (("swap", options.swaps), ("refit", options.refits)) if used))
+
+
+def mask_found_by(options: PrunerOptions, kept: Method) -> str:
+    """Return in one line how a run finds its heads, and what its weights went through.
+
+    Args:
+        options: The options of the run.
+        kept: The method whose heads it keeps.
+    """
+    if options.prune == 0:
+        return "no pruning: the dense model, with all its heads"
+    gates = "Hard-Concrete" if options.gate == "hard-concrete" else options.gate
+    found = f"learned {gates} gates" if kept.is_learned else f"the heads of the highest {kept.base}"
+    searched = ", with a search by swaps" if "swap" in kept.modifiers else ""
+    refitted = "weights refitted to the dense model by least squares; " if "refit" in kept.modifiers else ""
+    trained = "weights retrained with the mask" if options.retrain > 0 else "weights as they were trained with the gates"
+    if options.is_half:
+        trained = f"weights as they were, in {options.dtype}"
+    elif options.retrain == 0 and options.pipelined:
+        trained = "weights not trained with the mask"
+    return f"{found}{searched}; {refitted}{trained}"
 
 
 OF_FAMILY: dict[GateFamily, str] = {

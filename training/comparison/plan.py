@@ -17,7 +17,7 @@ from gates.gating.budget import Budget
 from gates.surgery.remove import why_not_removable
 from training.comparison.cache import Experiment, ExperimentCache
 from training.comparison.experiments import GATES_OVER_TIME, Experiments
-from training.comparison.methods import RENAMED, RIVALS, Method, check_given_masks, is_method
+from training.comparison.methods import REFITTED_RIVALS, RENAMED, RIVALS, Method, check_given_masks, is_method
 from training.comparison.selection import KNOWN_MASK, MaskSelector, Selection
 from training.comparison.tables import Results, Row
 from training.config import BudgetOption, DistilWeights, EndOfRun, Setup
@@ -37,7 +37,7 @@ from training.runs import progress
 from training.runs.cost import Cost
 from training.runs.stored import read_table
 from training.scoring.passes import Replacement
-from training.setup import open_data
+from training.setup import open_data, with_min_prune_steps
 from training.stats.numbers import CACHE, CLOSED, counted
 
 DENSE = Method("dense")
@@ -87,33 +87,36 @@ def check_rows(methods: Sequence[Method], stages: Sequence[str]) -> None:
         )
 
 
-def plan_of_run(own: Method, budget: Budget | None, end: EndOfRun) -> Iterator[PlanEntry]:
-    """What a run is compared with when it has trained: the dense model, every ranking, and scores and masks of the user's own
-    that are named to be trained on, at its own budget.
+def plan_of_run(own: Method, budget: Budget | None, end: EndOfRun, kept: Method | None = None) -> Iterator[PlanEntry]:
+    """Yield what a run is compared with after its training: the dense model, every ranking, and the scores and masks of the
+    user's own that are named to be trained on, at the run's budget.
 
     Args:
-        own: the run's method. Its training is what the run did; a run that prunes nothing has no other method.
+        own: The run's method. Its training is what the run did; a run that prunes nothing has no other method.
         budget: The run's budget; None where it does not matter yet.
-        end: what is asked for.
+        end: What is compared.
+        kept: The method whose heads the run keeps. Default: the run's method.
 
     Raises:
-        GateError: for the name of a method that is not compared.
+        GateError: For the name of a method that is not compared.
     """
+    kept = kept or own
     named = [*(end.retrained or []), *end.from_scratch]
     outside = [outside_run(name, own) for name in dict.fromkeys(named) if ":" in name]
-    rivals = [*map(Method, RIVALS), *outside] if own != DENSE and end.compare != "none" else []
+    refitted = [Method(own.base), *map(Method.parse, REFITTED_RIVALS)] if "refit" in own.modifiers else []
+    rivals = [*refitted, *map(Method, RIVALS), *outside] if own != DENSE and end.compare != "none" else []
     known = {method.name: method for method in (DENSE, own, *rivals)} | {own.base: own}
     if own == DENSE:  # which is compared with nothing, whatever a configuration for other runs names
         for name in named:
             Method.parse(name)  # raises
     else:
-        check_names(named, known if rivals else [*known, *RIVALS, *(method.name for method in outside)])
+        check_names(named, known if rivals else [*known, *RIVALS, *REFITTED_RIVALS, *(method.name for method in outside)])
     retrained = set(known) if end.retrained is None else set(end.retrained)
-    for method in dict.fromkeys([DENSE, own, *rivals]):
+    for method in dict.fromkeys([DENSE, kept, own, *rivals]):
         stages = []
-        if end.compare != "none" or own == DENSE:
+        if end.compare != "none" or method in (DENSE, own, kept):
             stages.append(POST_HOC)
-        if own != DENSE and (method == own or (end.compare == "full" and method.name in retrained)):
+        if own != DENSE and (method == kept or (end.compare == "full" and method.name in retrained)):
             stages.append(RETRAINED)
         if end.compare == "full" and {method.name, own.base if method == own else method.name} & set(end.from_scratch):
             stages.append(FROM_SCRATCH)
@@ -195,7 +198,7 @@ def curve_of_run(
     Args:
         experiments: of the run.
         selector: that made the masks.
-        own: the run's method, whose ranking is that of its gates, before any search.
+        own: The run's method. Its ranking is that of its gates, before any search.
         fractions: of all heads; of those of each pruned kind where the run has a budget per kind.
         results: with the rankings.
     """
@@ -205,9 +208,10 @@ def curve_of_run(
     if own == DENSE:  # nothing was compared so far
         for name in RIVALS:
             ranking = selector.select(Method(name), selector.smallest).ranking
-            assert ranking is not None
-            results.rankings[budget.total, name, seed] = ranking
-    rankings = {method: ranking for (_, method, _), ranking in results.rankings.items() if method != own.name}
+            if ranking is not None:
+                results.rankings[budget.total, name, seed] = ranking
+    # A method with a modifier has the ranking of its base.
+    rankings = {method: ranking for (_, method, _), ranking in results.rankings.items() if not Method.parse(method).modifiers}
     if own != DENSE:
         learned = selector.select(Method(own.base), selector.smallest).ranking
         assert learned is not None
@@ -394,7 +398,8 @@ class Comparison:
             GateError: for budgets that this model cannot have.
         """
         setup = self.setup.with_seed(seed)
-        experiments = Experiments(setup, open_data(setup), cache=ExperimentCache(self.experiments))
+        data = open_data(setup)
+        experiments = Experiments(with_min_prune_steps(setup, data), data, cache=ExperimentCache(self.experiments))
         selector = MaskSelector(experiments, self.budgets, **self.searches)
         check_budgets(self.budgets, selector.budgets, experiments.pruner.gates.size)
         pruner = experiments.pruner

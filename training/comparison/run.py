@@ -7,7 +7,7 @@ import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,58 +15,83 @@ import pandas as pd
 import torch
 import yaml
 from pytorch_lightning.loggers import CSVLogger
-from rich.console import Console
-from rich.table import Table
 
 from gates.attention.sites import site_labels
 from gates.errors import GateError
 from gates.export.card import ModelCard, update_results
-from gates.export.checkpoint import save_pruned
+from gates.export.checkpoint import Form, copy_in_form, save_pruned
+from gates.export.cost import Cost, measure_cost
 from gates.gating.budget import Budget
 from gates.surgery.masks import save_mask
 from gates.surgery.remove import why_not_removable
 from training.cli.command_line import CommandLine
 from training.cli.exit import advised, stdout
 from training.comparison.cache import Experiment, ExperimentCache, run_inputs
-from training.comparison.experiments import Experiments, weights_of
-from training.comparison.latency import achieved, keep_table, timed, told_of_latency
-from training.comparison.methods import Method, check_given_masks, file_name, own_method
+from training.comparison.experiments import Experiments, read_weights, weights_of
+from training.comparison.latency import achieved, keep_table, timed
+from training.comparison.methods import CHEAP_RIVALS, Method, check_given_masks, file_name, mask_found_by, own_method
 from training.comparison.plan import PlanEntry, curve_of_run, plan_of_run, retrained, run_seed
 from training.comparison.selection import MaskSelector, Selection
-from training.comparison.tables import Results, save_translations, score_columns, write_tables
+from training.comparison.tables import Results, against_dense, save_translations, score_columns, write_tables
+from training.comparison.terminal import show_run
 from training.comparison.wandb import send_run
-from training.config import Setup, SwapSearch
-from training.config.comparison import POST_HOC, RETRAINED, STAGES
+from training.config import PrunerOptions, Setup, SwapSearch
+from training.config.comparison import POST_HOC, RETRAINED
 from training.config.data_base import MORE
 from training.data.base import TaskData
 from training.plotting import gate_heat_map, mask_agreement, quality_by_budget
-from training.pruner.checkpoints import IDENTITY, check_checkpoint, read_checkpoint, write_checkpoint
+from training.pruner.checkpoints import IDENTITY, KEPT, check_checkpoint, read_checkpoint, write_checkpoint
 from training.pruner.module import HeadPruner
 from training.runs import processes, progress
 from training.runs.directory import RunDirectory, is_finished, locked_directory, mark_finished, unmark_finished
 from training.runs.resume import check_same_inputs, check_same_options, checkpoint_of, identity_of, note_inputs
 from training.runs.tracking import lost_in_wandb, make_logger, reachable, versions
-from training.setup import make_pruner, open_data, quiet_libraries, start_launched
-from training.stats.numbers import CACHE, shown, unit
-from training.stats.verdict import ENOUGH, HINT, is_dense, nothing_learned
+from training.setup import make_pruner, open_data, quiet_libraries, start_launched, with_min_prune_steps
 from training.tasks import base_model_name
 
 # The training of a run: one method, one budget and one seed of what a comparison runs, with loggers.
 
 
-def train(experiments: Experiments, selector: MaskSelector, own: Method, budget: Budget | None) -> tuple[Selection, Experiment]:
-    """Return the heads that the run's method keeps, and the experiment whose weights the run ends with.
+@dataclass(frozen=True)
+class Kept:
+    """The heads that a run keeps.
+
+    Args:
+        method: The method that chose them: the run's own, or a rival that does better on the selection split.
+        selection: The heads, and where their weights come from.
+        reached: The main metric on the selection split by method, each refitted; empty if nothing was compared.
+    """
+
+    method: Method
+    selection: Selection
+    reached: dict[str, float]
+
+
+def choose_heads(selector: MaskSelector, own: Method, budget: Budget | None, options: PrunerOptions) -> Kept:
+    """Return the heads to keep: those of the run's method or, behind a refit, the best of it and of cheap rivals.
+
+    Args:
+        selector: What chooses masks by the experiments of the run.
+        own: The run's method.
+        budget: The budget; None for the dense model.
+        options: The options of the run.
+    """
+    if budget is None or "refit" not in own.modifiers or options.keep == "learned":
+        return Kept(own, selector.select(own, budget), {})
+    best, reached = selector.best_refitted([own, *map(Method.parse, CHEAP_RIVALS)], budget)
+    return Kept(best, selector.select(best, budget), reached)
+
+
+def train(experiments: Experiments, kept: Kept) -> Experiment:
+    """Return the experiment whose weights the run ends with.
 
     Args:
         experiments: The experiments of the run.
-        selector: What chooses masks by them.
-        own: The run's method.
-        budget: The budget; None for the dense model.
+        kept: The heads that it keeps.
     """
-    selection = selector.select(own, budget)
-    if own.base == "dense":
-        return selection, selection.start
-    return selection, retrained(experiments, selection, keeps_weights=True)
+    if kept.method.base == "dense":
+        return kept.selection.start
+    return retrained(experiments, kept.selection, keeps_weights=True)
 
 
 def budget_of(experiments: Experiments, own: Method) -> Budget:
@@ -79,17 +104,22 @@ def budget_of(experiments: Experiments, own: Method) -> Budget:
     return steering.budget_of(torch.tensor(experiments.learn({"price": options.price}).result["mask"]))
 
 
-def keep_checkpoints(run: RunDirectory, experiments: Experiments, final: Experiment, mask: torch.Tensor) -> HeadPruner:
+def keep_checkpoints(
+    run: RunDirectory, experiments: Experiments, final: Experiment, kept: Kept, learned: Experiment
+) -> HeadPruner:
     """Write ``dense.ckpt`` and ``final.ckpt``, and return the module in its final state.
 
     Args:
         run: The directory to write into.
         experiments: The experiments of the run.
         final: The experiment whose weights the run ends with.
-        mask: The gate values ``[gates]`` that it ends with.
+        kept: The heads that it keeps.
+        learned: The experiment that learned the gates; their log_alpha stays in ``final.ckpt``, whichever heads are kept.
     """
     pruner = experiments.with_weights(final, {})
-    pruner.gates.set_mask_(mask.to(pruner.device))
+    gates = {name: value for name, value in read_weights(weights_of(learned)).items() if name.startswith("gates.")}
+    pruner.load_state_dict(gates, strict=False)
+    pruner.gates.set_mask_(kept.selection.values.to(pruner.device))
     dense = experiments.dense()  # by all processes together
     if processes.is_first():
         _link(weights_of(dense), run.checkpoint("dense"))
@@ -97,6 +127,7 @@ def keep_checkpoints(run: RunDirectory, experiments: Experiments, final: Experim
         for part in ("optimizer_states", "lr_schedulers", "callbacks"):
             content.pop(part, None)
         content |= {"state_dict": pruner.state_dict(), "hyper_parameters": dict(experiments.pruner.hparams)}
+        content[KEPT] = kept.method.name
         identity = identity_of(run_inputs(experiments.setup, experiments.dense_key))
         write_checkpoint(content | {IDENTITY: identity}, run.checkpoint("final"))
     return pruner
@@ -114,45 +145,53 @@ def _link(source: Path, target: Path) -> None:
 
 # What a single run leaves beside the tables: the pruned model, mask files, pictures, and the final table.
 
-SHORT = {"perplexity": "ppl."}
-"""Metrics in headings that are not simply cut short."""
 BATCH_SIZES = (1, 8, 32)
 """At which the model card states the export's latency."""
 
 
 @progress.stage("exporting, reloading and checking the pruned model")
-def export(run: RunDirectory, pruner: HeadPruner, data: TaskData, metrics: dict[str, float]) -> None:
-    """The pruned model, checked on a batch of the test split. Heads that can be gated but not removed are zero in it.
+def export(run: RunDirectory, pruner: HeadPruner, data: TaskData, kept: Method, metrics: dict[str, float]) -> Cost | None:
+    """Write the pruned model, and check it on a batch of the test split. Heads that cannot be removed are zero in it.
 
     Args:
-        run: to write into.
-        pruner: in its final state.
-        data: of the run.
-        metrics: of the final model, as ``test_accuracy`` and so on.
+        run: The directory to write into.
+        pruner: The module in its final state.
+        data: The data of the run.
+        kept: The method whose heads it keeps.
+        metrics: The metrics of the final model, as ``test_accuracy`` and so on.
+
+    Returns:
+        The size and speed of the pruned model and of the dense one; None where heads cannot be removed.
     """
     gates, options = pruner.gates, pruner.options
-    batch = next(iter(data.test_dataloader()))
+    batch = pruner.task.model_inputs(pruner.backbone, next(iter(data.test_dataloader())))
+    form: Form = "masked" if why_not_removable(gates.sites) else "pruned"
     shutil.rmtree(run.export, ignore_errors=True)
     gates.detach()
     try:
+        mask, cost = gates.to_heads(gates.mask).cpu(), None
+        if form == "pruned":
+            cut, _ = copy_in_form(pruner.backbone, mask, form, batch)
+            cost = measure_cost(pruner.backbone, cut, batch, batch_sizes=BATCH_SIZES)
         save_pruned(
             pruner.backbone,
             run.export,
-            gates.to_heads(gates.mask).cpu(),
-            form="masked" if why_not_removable(gates.sites) else "pruned",
+            mask,
+            form=form,
             tokenizer=data.processor,
             card=ModelCard(
                 base_model=base_model_name(options),
-                method=options.mask_found_by,
+                method=mask_found_by(options, kept),
                 metrics=metrics_on_test(metrics),
                 **source_of(data),
                 versions=versions(),
+                cost=cost,
             ),
-            measure=BATCH_SIZES,
-            check_batch=pruner.task.model_inputs(pruner.backbone, batch),
+            check_batch=batch,
         )
     finally:
         gates.attach()
+    return cost
 
 
 def source_of(data: TaskData) -> dict[str, Any]:
@@ -166,11 +205,18 @@ def source_of(data: TaskData) -> dict[str, Any]:
     return {"dataset": stated, "subset": subset or "", "metric_types": data.task.metric_types(), **further}
 
 
-def complete_card(run: RunDirectory, results: Results, own: Method) -> None:
+def cost_of_export(cost: Cost) -> dict[str, Any]:
+    """Return the size and speed of the pruned model, for ``metrics.json``."""
+    latency = [{"batch_size": row.batch_size, "ratio": round(row.ratio, 4)} for row in cost.latency]
+    sizes = {"dense_parameters": cost.dense_parameters, "pruned_parameters": cost.pruned_parameters}
+    return {**sizes, "latency": latency, "hardware": cost.hardware}
+
+
+def complete_card(run: RunDirectory, results: Results, kept: Method) -> None:
     """Put the dense model's results into the export's model card, once the comparison has them: after the same training where
     it was trained on too, and otherwise as it was before pruning."""
     rows = {(row.method, row.stage): row.metrics for row in results.rows}
-    dense, pruned = rows.get(("dense", RETRAINED), rows.get(("dense", POST_HOC))), rows.get((own.name, RETRAINED))
+    dense, pruned = rows.get(("dense", RETRAINED), rows.get(("dense", POST_HOC))), rows.get((kept.name, RETRAINED))
     if dense is not None and pruned is not None:
         update_results(run.export / "README.md", metrics_on_test(pruned), metrics_on_test(dense))
 
@@ -182,33 +228,36 @@ def metrics_on_test(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def describe_run(
-    results: Results, own: Method, selection: Selection, *, dense_seconds: float, wandb_mode: str
+    results: Results, own: Method, learned: Mapping[str, Any], kept: Kept, *, dense_seconds: float, wandb_mode: str
 ) -> dict[str, Any]:
     """Return what ``metrics.json`` says of the run itself.
 
     Args:
         results: The results of its comparison.
         own: The run's method.
-        selection: The heads that it keeps.
+        learned: The result of the experiment that learned the gates.
+        kept: The heads that the run keeps.
         dense_seconds: The time that the dense model was trained for.
-        wandb_mode: How it was logged.
+        wandb_mode: How the run was logged.
     """
     assert results.pruner is not None
-    gates, mask, learned = results.pruner.gates, selection.mask, selection.start.result
-    kept = gates.to_heads(mask).split([site.heads for site in gates.sites])
+    gates, mask = results.pruner.gates, kept.selection.mask
+    by_site = gates.to_heads(mask).split([site.heads for site in gates.sites])
 
     def rows_of(method: str) -> dict[str, dict[str, Any]]:
         left_out = ("seed", "method", "experiment")
         own_rows = {row.stage: row.as_columns() for row in results.rows if row.method == method}
         return {stage: {name: row[name] for name in row if name not in left_out} for stage, row in own_rows.items()}
 
-    result = rows_of(own.name)[POST_HOC if own.base == "dense" else RETRAINED]
+    result = rows_of(kept.method.name)[POST_HOC if own.base == "dense" else RETRAINED]
     return {
-        "method": own.name,
+        "method": kept.method.name,
+        "learned": own.name,
+        "selection": kept.reached,
         "gates": {name: learned[name] for name in ("closed", "closed_by_gates", "price")} if own.is_learned else {},
         "kept": gates.open_heads(mask),
         "data": source_of(results.data) if results.data is not None else {},
-        "by_site": {label: int(part.sum()) for label, part in zip(site_labels(gates.sites), kept, strict=True)},
+        "by_site": {label: int(part.sum()) for label, part in zip(site_labels(gates.sites), by_site, strict=True)},
         "result": result,
         "dense": rows_of("dense"),
         "hies_alpha": next((row.selection.alpha for row in results.rows if row.selection.alpha is not None), None),
@@ -218,11 +267,11 @@ def describe_run(
 
 
 @progress.stage("drawing masks and gates")
-def write_run(run: RunDirectory, results: Results, own: Method, curve: Sequence[dict[str, Any]]) -> None:
-    """The curve, a mask file for each method, and pictures; what an earlier comparison left and this one has not goes."""
+def write_run(run: RunDirectory, results: Results, own: Method, kept: Method, curve: Sequence[dict[str, Any]]) -> None:
+    """Write the curve, a mask file for each method, and pictures, in place of those of an earlier comparison."""
     pruner = results.pruner
     assert pruner is not None
-    complete_card(run, results, own)
+    complete_card(run, results, kept)
     gates, table = pruner.gates, pd.DataFrame(curve)
     for folder in ("masks", "plots"):
         shutil.rmtree(run.path / folder, ignore_errors=True)
@@ -234,9 +283,9 @@ def write_run(run: RunDirectory, results: Results, own: Method, curve: Sequence[
     masks = {str(entry["method"]): torch.tensor(entry["mask"]).float() for entry in results.masks}
     for method, mask in masks.items():
         save_mask(run.path / "masks" / f"{file_name(method)}.json", gates.to_heads(mask), gates.sites, method=method)
-    per_kind = bool(pruner.steering.budget_of(masks[own.name]).per_kind)
+    per_kind = bool(pruner.steering.budget_of(masks[kept.name]).per_kind)
     figures = {
-        "gates": gate_heat_map(gates.sites, gates.to_heads(masks[own.name]), title="heads kept"),
+        "gates": gate_heat_map(gates.sites, gates.to_heads(masks[kept.name]), title="heads kept"),
         "agreement": mask_agreement(
             {method: mask for method, mask in masks.items() if method != "dense" or method == own.name},
             gates.kind_index() if per_kind else None,
@@ -255,71 +304,6 @@ def write_run(run: RunDirectory, results: Results, own: Method, curve: Sequence[
     for name, figure in figures.items():
         with run.replacing(f"plots/{name}.png") as partial:
             figure.savefig(partial, format="png", dpi=150)
-
-
-def show_run(console: Console, run: RunDirectory, results: Results, described: dict[str, Any], own: Method) -> None:
-    """The final table and the paths of what was written."""
-    assert results.pruner is not None
-    main = results.pruner.task.main_metric
-    table = Table(title=f"{described['kept']} of {results.pruner.gates.heads} heads kept")
-    last = main.rpartition("_")[2]
-    short = SHORT.get(last, last if len(last) < 6 else f"{last[:3]}.")
-    names = {
-        "method": "method", "stage": "stage", "heads": "heads", f"select_{main}": f"select {short}",
-        f"test_{main}": f"test {short}", "test_loss": "test loss", CACHE: "KV bytes", "steps": "steps", "seconds": "s",
-    }  # fmt: skip
-    rows = [row.as_columns() for row in sorted(results.rows, key=lambda row: STAGES.index(row.stage))]
-    names = {name: title for name, title in names.items() if name != CACHE or CACHE in rows[0]}
-    for name, title in names.items():
-        table.add_column(title, justify="left" if name in ("method", "stage") else "right", no_wrap=True)
-    for row in rows:
-        style = "bold" if row["method"] == own.name else None
-        table.add_row(
-            *(f"{row[n]:.4f}" if isinstance(row[n], float) and n != "seconds" else str(row[n]) for n in names), style=style
-        )
-    majority = run.read_json("metrics.json").get("majority", {})
-    if main in majority:
-        scored = {"method": "majority class"} | {f"test_{name}": f"{value:.4f}" for name, value in majority.items()}
-        table.add_row(*(scored.get(name, "") for name in names))
-    console.print(table)
-    if results.data is not None and (more := [f"{split}_{main}" for split in results.data.more_tests]):
-        console.print(f"on further test data: {', '.join(more)} in comparison.csv", soft_wrap=True, highlight=False)
-    if "latency" in described:
-        console.print(told_of_latency(described["latency"]), soft_wrap=True, highlight=False)
-    if told := gates_sentence(described["gates"], "a millisecond" if "latency" in described else "an open one"):
-        console.print(told, soft_wrap=True, highlight=False)
-    dense = pd.Series([row[f"test_{main}"] for row in rows if is_dense(row["method"])], dtype=float)
-    if warning := nothing_learned(shown(main, dense), shown(main, majority[main]) if main in majority else None, unit(main)):
-        console.print(f"warning: {warning}", soft_wrap=True, highlight=False)
-    for name, path in {
-        "comparison": run.path / "comparison.csv",
-        "verdict": run.path / "verdict.md",
-        "masks": run.path / "masks",
-        "pictures": run.path / "plots",
-        "pruned model": run.export,
-    }.items():
-        console.print(f"{name}: {path}")
-    if reason := why_not_removable(results.pruner.gates.sites):
-        console.print(
-            f"the heads given up are zeros in the pruned model, and not gone: {reason}", soft_wrap=True, highlight=False
-        )
-    if described["wandb_mode"] == "offline":
-        console.print(f"W&B (offline): upload with  wandb sync {run.path / 'wandb'}/offline-run-*")
-
-
-def gates_sentence(learned: Mapping[str, Any], priced: str = "an open one") -> str:
-    """In one line, how far the gates decided themselves and what one was worth at the end; empty where nothing was learned.
-
-    Args:
-        learned: what ``metrics.json`` says of them.
-        priced: what they paid for.
-    """
-    if not learned or not learned["price"]:  # a price that was given, and the exact top K, leave no gate to a budget
-        return ""
-    text = f"of {learned['closed']} gates that are closed, {learned['closed_by_gates']} had closed by themselves"
-    few = learned["closed_by_gates"] < ENOUGH * learned["closed"]
-    rest = f", and the rest was closed by their rank; {HINT}" if few else ""
-    return f"{text}{rest}; price of {priced} at the end: {', '.join(f'{each:.3g}' for each in learned['price'])}"
 
 
 # The command.
@@ -376,7 +360,7 @@ def train_and_compare(
     """
     checkpoint = checkpoint_of(setup.run, run, first)
     data = open_data(setup, checkpoint)
-    setup = timed(setup, run, data)
+    setup = with_min_prune_steps(timed(setup, run, data), data)
     pruner = make_pruner(setup, data)
     given = pruner.steering.budget
     if given is not None:  # 0.25 and 18 of 72 heads are the same budget
@@ -393,31 +377,35 @@ def train_and_compare(
         swaps = SwapSearch(passes=setup.model.swaps) if setup.model.swaps else SwapSearch()
         options = [budget.option(pruner.gates.kind_sizes())]
         selector = MaskSelector(experiments, options, swaps=swaps, as_configured=own.base)
-        selection, final = train(experiments, selector, own, budget)
-    pruner = keep_checkpoints(run, experiments, final, selection.values)
-    metrics = final if own.base != "dense" else experiments.post_hoc(selection.values)
-    processes.in_first(lambda: export(run, pruner, data, metrics.result))
+        learned = selector.select(Method(own.base), budget if own.is_learned else None).start
+        kept = choose_heads(selector, own, budget if own.is_learned else None, setup.model)
+        final = train(experiments, kept)
+    pruner = keep_checkpoints(run, experiments, final, kept, learned)
+    metrics = final if own.base != "dense" else experiments.post_hoc(kept.selection.values)
+    cost = processes.in_first(lambda: export(run, pruner, data, kept.method, metrics.result))
     latency = achieved(setup, pruner, data)
 
-    plan, results = list(plan_of_run(own, budget, setup.end)), Results(pruner=pruner, data=data, budgets=[budget])
+    plan, results = list(plan_of_run(own, budget, setup.end, kept.method)), Results(pruner=pruner, data=data, budgets=[budget])
     compares = setup.end.compare != "none"
     with progress.stage("comparison", sum(len(planned.stages) for planned in plan)) as shown:
         results.rows += run_seed(experiments, selector, plan, results, shown)
     curve = [row.as_columns() for row in curve_of_run(experiments, selector, own, setup.end.curve if compares else [], results)]
     methods = [planned.method for planned in plan]
-    if compares:
+    if own.is_learned or compares:
         results.scores.append(score_columns(experiments, selector, results.rankings))
     seconds = experiments.dense().result["seconds"]
     if processes.is_first():
-        described = describe_run(results, own, selection, dense_seconds=seconds, wandb_mode=setup.wandb.mode)
+        described = describe_run(results, own, learned.result, kept, dense_seconds=seconds, wandb_mode=setup.wandb.mode)
         described |= {} if latency is None else {"latency": latency}
+        described |= {} if cost is None else {"cost": cost_of_export(cost)}
+        described |= {"against_dense": against_dense(results, kept.method)}
         run.withdraw()
         run.join_logs()
-        write_run(run, results, own, curve)
+        write_run(run, results, own, kept.method, curve)
         save_translations(run, results)
         name, seeds, more = setup.run.name, [setup.run.seed], {"run": described}
         write_tables(run, results, name=name, methods=methods, seeds=seeds, command=line.command, more=more)
-        show_run(stdout(), run, results, described, own)
+        show_run(stdout(), run, results, described)
         mark_finished(run)
         if wandb_logger is not None:
             with lost_in_wandb():  # last, so that nothing else is lost

@@ -180,6 +180,20 @@ class MaskSelector:
             selection = self._refitted(selection, post_hoc=post_hoc)
         return selection
 
+    def best_refitted(self, methods: Sequence[Method], budget: Budget) -> tuple[Method, dict[str, float]]:
+        """Return the method whose refit does best on the selection split, the first of equals, and what each reaches there.
+
+        Args:
+            methods: Methods with ``+refit``.
+            budget: The budget.
+        """
+        task, reached = self.experiments.pruner.task, dict[str, float]()
+        for method in methods:
+            refit = self.select(method, budget).refit
+            assert refit is not None
+            reached[method.name] = max([*refit.result["tried"], refit.result["unrefitted"]], key=task.gain)
+        return max(methods, key=lambda method: task.gain(reached[method.name])), reached
+
     def mask_of(self, ranking: Tensor, budget: Budget, minimum_per_layer: int | None = None) -> Tensor:
         """Return the 0/1 mask ``[gates]`` of the highest scores of a ranking within a budget.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from pytorch_lightning.utilities import move_data_to_device
@@ -23,7 +24,7 @@ from training.comparison.experiments import PREDICTIONS, Experiments
 from training.comparison.methods import Method, file_name
 from training.comparison.selection import MaskSelector, Selection
 from training.config import Setup
-from training.config.comparison import POST_HOC
+from training.config.comparison import POST_HOC, RETRAINED
 from training.config.data import Synthetic
 from training.data.base import TaskData
 from training.data.synthetic import SyntheticData
@@ -32,10 +33,17 @@ from training.pruner.module import HeadPruner
 from training.runs import progress
 from training.runs.cost import measured
 from training.runs.directory import METRICS, RunDirectory
-from training.runs.stored import read_arrays, write_checksums
+from training.runs.stored import AGAIN, read_arrays, write_checksums
 from training.runs.tracking import code_version, machine, versions
 from training.scoring.subject import Batch, ScoringContext
-from training.stats.bootstrap import bleu_metric, majority_class, majority_tag
+from training.stats.bootstrap import (
+    Metric,
+    bleu_metric,
+    majority_class,
+    majority_tag,
+    resample_metric,
+    resampled_difference,
+)
 from training.stats.tables import Mask, agreement, compare_methods, rank_methods, summarise
 from training.stats.verdict import verdict
 from training.tasks import Classification, TokenClassification
@@ -213,8 +221,8 @@ def write_tables(
     main_metric, lower, gates = pruner.task.main_metric, pruner.task.lower_is_better, pruner.gates
     budgets, table, predictions = results.budgets, results.table(), read_predictions(results)
     tokenize = results.data.options.bleu_tokenize if isinstance(results.data, TranslationData) else None
-    metric = main_metric if tokenize is None else bleu_metric(tokenize)
-    summary, tests = summarise(table, main_metric), compare_methods(table, predictions, metric, lower_is_better=lower)
+    summary = summarise(table, main_metric)
+    tests = compare_methods(table, predictions, metric_of(results), lower_is_better=lower)
     quotas = {budget.total: gates.kind_index().tolist() for budget in budgets if budget.per_kind}
     by_kind = {budget.total: budget.pruned(gates.kind_sizes()) for budget in budgets if budget.per_kind}
     within = {budget.total: str(budget.time) for budget in budgets if budget.time is not None}
@@ -258,6 +266,36 @@ def write_tables(
         },
     )
     write_checksums(run.path)
+
+
+def against_dense(results: Results, kept: Method) -> dict[str, float]:
+    """Return the main metric of the run's final model on the test split and its difference to the dense model, with 95 %
+    intervals of a paired bootstrap over test examples; empty for a dense model.
+
+    Args:
+        results: The results of a run.
+        kept: The method whose heads the run keeps.
+    """
+    assert results.pruner is not None
+    if kept.base == "dense":
+        return {}
+    dense = next(row for row in results.rows if (row.method, row.stage) == ("dense", POST_HOC))
+    final = next(row for row in results.rows if (row.method, row.stage) == (kept.name, RETRAINED))
+    arrays = [read_arrays(row.predictions, mend=AGAIN) for row in (final, dense)]
+    predictions = np.stack([np.asarray(own["test_prediction"]) for own in arrays])
+    values, replicates = resample_metric(predictions, np.asarray(arrays[0]["test_target"]), metric_of(results))
+    low, high = np.quantile(replicates[:, 0], [0.025, 0.975])
+    found = resampled_difference(float(values[0] - values[1]), replicates[:, 0] - replicates[:, 1])
+    ends = {"difference": found.difference, "difference_low": found.low, "difference_high": found.high}
+    return {"value": float(values[0]), "low": float(low), "high": float(high), **ends}
+
+
+def metric_of(results: Results) -> Metric:
+    """Return the main metric of a task, as the bootstrap takes it."""
+    assert results.pruner is not None
+    if isinstance(results.data, TranslationData):
+        return bleu_metric(results.data.options.bleu_tokenize)
+    return results.pruner.task.main_metric
 
 
 def read_predictions(results: Results) -> dict[str, dict[str, Any]]:

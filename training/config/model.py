@@ -182,9 +182,13 @@ class Phases:
             al. 2019). By default it rests for ``hard-concrete`` gates with a budget.
         swaps: passes over training data (1,024 examples) that a search by swaps may take to refine the learned mask before
             the weights are retrained (see :mod:`gates.search.swaps`); 0 for no search, 40 is a good deal.
-        refit: whether the weights behind the kept heads are refitted to the dense model, as it is at the end of fine-tuning,
-            before they are retrained: by least squares, without training (see :mod:`gates.recovery.refit`). The ridge is
-            chosen on the selection split, and so is, after a search by swaps, the mask before it or after it.
+        min_prune_steps: The least number of optimiser steps of the prune phase. On small data ``prune`` epochs are too few
+            steps for gates to close; the phase is then longer.
+        refit: Whether to refit the weights behind the kept heads to the dense model before they are retrained: by least
+            squares, without training (see :mod:`gates.recovery.refit`). The selection split decides on the ridge. Where some
+            weights are frozen, the run continues without a refit and says so.
+        keep: The heads that a run with ``refit`` keeps: ``best``, the best of the learned heads, HIS and obs on the selection
+            split, each refitted; or ``learned``, those of the gates.
     """
 
     finetune: float = 2.0
@@ -193,10 +197,13 @@ class Phases:
     ramp: float = 0.6
     pipelined: bool | None = None
     swaps: float = 0.0
-    refit: bool = False
+    min_prune_steps: int = 100
+    refit: bool = True
+    keep: Literal["best", "learned"] = "best"
 
     def __post_init__(self) -> None:
         check_range(self, "finetune", "prune", "retrain", least=0, most=MAX_EPOCHS)
+        check_range(self, "min_prune_steps", least=0)
         if self.swaps != 0 and not MIN_SWAP_PASSES <= self.swaps < math.inf:
             raise GateError(
                 f"swaps is {self.swaps}; expected 0 for no search, or at least {MIN_SWAP_PASSES} passes, for example 40"
@@ -293,30 +300,27 @@ class PrunerOptions(Distillation, Optimisation, Phases, Gating, Source):
                 "prune is 0 epochs, but the gates need some training, for example 1; to train a dense model alone, set retrain "
                 "to 0 and budget to null too"
             )
-        if self.refit and self.prune == 0:
-            raise GateError("refit makes up for closed heads, but prune is 0 and none is closed; leave out refit")
-        if self.refit:
-            self.check_refits()
-        if self.from_scratch is not None and self.finetune == 0 and self.refit:
-            raise GateError(
-                "refit aims at the model at the end of fine-tuning, but finetune is 0 and the model is new; give it a finetune "
-                "phase, or leave out refit"
-            )
         if self.from_scratch is not None and self.finetune == 0 and self.distils:
             raise GateError(
                 "distillation learns from the model at the end of fine-tuning, but finetune is 0 and the model is new; give it "
                 "a finetune phase, or leave out distil and distil_hidden"
             )
 
-    def check_refits(self) -> None:
-        """Raises :class:`GateError` for options that fix weights which a refit changes."""
+    @property
+    def refits(self) -> bool:
+        """Whether the run refits the weights behind its heads: it is asked to, and nothing stands against it."""
+        return self.refit and self.prune > 0 and not self.why_not_refitted
+
+    @property
+    def why_not_refitted(self) -> str:
+        """Why the weights of this run cannot be refitted; empty if they can."""
         if self.is_half:
-            raise GateError(f"{self.nothing_trains}, but refit changes them; leave out one of them")
+            return f"{self.nothing_trains}, but a refit changes weights"
         if self.freeze or self.freeze_while_pruning:
-            raise GateError(
-                "refit changes all weights behind the heads, but freeze or freeze_while_pruning says that some stay fixed; "
-                "leave out one of them"
-            )
+            return "freeze or freeze_while_pruning fixes weights that a refit changes"
+        if self.from_scratch is not None and self.finetune == 0:
+            return "a refit aims at the dense model, but the model is new and finetune is 0"
+        return ""
 
     @property
     def nothing_trains(self) -> str:
@@ -327,19 +331,6 @@ class PrunerOptions(Distillation, Optimisation, Phases, Gating, Source):
             if ".*" in (getattr(self, option) or []):
                 return f"{option} has '.*', which fixes all weights"
         return ""
-
-    @property
-    def mask_found_by(self) -> str:
-        """How a run with these options finds its mask, and what its weights went through, in one line."""
-        if self.prune == 0:
-            return "no pruning: the dense model, with all its heads"
-        gates = "Hard-Concrete" if self.gate == "hard-concrete" else self.gate
-        searched = ", with a search by swaps" if self.swaps else ""
-        trained = "weights retrained with the mask" if self.retrain > 0 else "weights as they were trained with the gates"
-        if self.is_half:
-            trained = f"weights as they were, in {self.dtype}"
-        refitted = "weights refitted to the dense model by least squares; " if self.refit else ""
-        return f"learned {gates} gates{searched}; {refitted}{trained}"
 
 
 # The options of the modifiers of methods: ``--restarts.NAME``, ``--draws.NAME``, ``--swap.NAME``,

@@ -24,6 +24,8 @@ from training.pruner.module import HeadPruner
 MEND = "use another, or remove it (a run that is resumed makes it anew)"
 IDENTITY = "identity"
 """The key of the identity of a run, see :func:`training.runs.resume.identity_of`, or of an experiment's key."""
+KEPT = "kept"
+"""The key of the name of the method whose heads a run keeps."""
 
 
 class WholeCheckpoints(CheckpointIO):

@@ -1,0 +1,154 @@
+"""What a run prints at its end: a table, what was kept and what it is worth, warnings, and where everything lies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+
+from gates.surgery.remove import why_not_removable
+from training.comparison.latency import told_of_latency
+from training.comparison.tables import Results
+from training.config.comparison import STAGES
+from training.runs.directory import RunDirectory
+from training.stats.numbers import CACHE, counted, duration, number, quantity, shown, signed, unit
+from training.stats.verdict import ENOUGH, HINT, is_dense, nothing_learned
+
+FASTER = 1.02
+"""The least ratio of dense to pruned latency that counts as faster: less is within the noise of the measurement."""
+
+
+def show_run(console: Console, run: RunDirectory, results: Results, described: Mapping[str, Any]) -> None:
+    """Print the table of a finished run, what it kept, warnings, and the paths of what was written.
+
+    Args:
+        console: The console.
+        run: The directory, with ``metrics.json``.
+        results: The results of the run and its comparison.
+        described: What ``metrics.json`` says of the run.
+    """
+    metrics = run.read_json("metrics.json")
+    main, majority = metrics["main_metric"], metrics.get("majority", {})
+    console.print(table_of(results, described, main, majority))
+    if results.data is not None and (more := [f"{split}_{main}" for split in results.data.more_tests]):
+        _say(console, f"on further test data: {', '.join(more)} in comparison.csv")
+    for sentence in [*sentences(described, metrics), *warnings(results, described, main, majority)]:
+        _say(console, sentence)
+    for name, path in {
+        "comparison": run.path / "comparison.csv",
+        "verdict": run.path / "verdict.md",
+        "masks": run.path / "masks",
+        "pictures": run.path / "plots",
+        "pruned model": run.export,
+    }.items():
+        console.print(f"{name}: {path}")
+    assert results.pruner is not None
+    if reason := why_not_removable(results.pruner.gates.sites):
+        _say(console, f"the closed heads are zeros in the pruned model and were not removed: {reason}")
+    if described["wandb_mode"] == "offline":
+        console.print(f"W&B (offline): upload with  wandb sync {run.path / 'wandb'}/offline-run-*")
+
+
+def _say(console: Console, sentence: str) -> None:
+    console.print(sentence, soft_wrap=True, highlight=False)
+
+
+def table_of(results: Results, described: Mapping[str, Any], main: str, majority: Mapping[str, float]) -> Table:
+    """Return the rows of a run as a table: metrics in percent where that is usual, and the difference to the dense model."""
+    assert results.pruner is not None
+    rows = [row.as_columns() for row in sorted(results.rows, key=lambda row: STAGES.index(row.stage))]
+    dense = next((row[f"test_{main}"] for row in rows if is_dense(row["method"])), float("nan"))
+    table = Table(title=f"{described['kept']} of {results.pruner.gates.heads} heads kept; {main}{unit(main)}")
+    columns = ["method", "stage", "heads", "select", "test", "- dense", "test loss", "steps", "time"]
+    if CACHE in rows[0]:
+        columns.insert(7, "KV bytes")
+    for name in columns:
+        table.add_column(name, justify="left" if name in ("method", "stage") else "right", no_wrap=True)
+    for row in rows:
+        value = row[f"test_{main}"]
+        cells = [row["method"], row["stage"], str(row["heads"]), number(main, row[f"select_{main}"]), number(main, value)]
+        cells += ["" if is_dense(row["method"]) else signed(shown(main, value - dense)), f"{row['test_loss']:.4f}"]
+        cells += [str(row[CACHE])] if CACHE in row else []
+        cells += [str(row["steps"]), duration(row["seconds"])]
+        table.add_row(*cells, style="bold" if row["method"] == described["method"] else None)
+    if main in majority:
+        table.add_row("majority class", "", "", "", number(main, majority[main]), signed(shown(main, majority[main] - dense)))
+    return table
+
+
+def sentences(described: Mapping[str, Any], metrics: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a run kept, how good that is with its interval, how much smaller and faster, and what gates decided.
+
+    Args:
+        described: What ``metrics.json`` says of the run.
+        metrics: All of ``metrics.json``.
+    """
+    main = metrics["main_metric"]
+    if reached := described["selection"]:
+        best = described["method"]
+        others = ", ".join(f"{name} {number(main, value)}" for name, value in reached.items() if name != best)
+        yield f"kept the heads of {best}: {main} on the selection split {quantity(main, reached[best])} after a refit ({others})"
+    if found := described["against_dense"]:
+        low, high = (number(main, found[name]) for name in ("low", "high"))
+        lost = [signed(shown(main, found[f"difference{end}"])) for end in ("", "_low", "_high")]
+        yield (
+            f"test {main} {quantity(main, found['value'])} (95 % interval {low} to {high}); against the dense model "
+            f"{lost[0]} (95 % interval {lost[1]} to {lost[2]})"
+        )
+    if cost := described.get("cost"):
+        faster = ", ".join(f"{row['ratio']:.2f} x at batch size {row['batch_size']}" for row in cost["latency"])
+        share = 1 - cost["pruned_parameters"] / cost["dense_parameters"]
+        yield f"{cost['pruned_parameters']:,} parameters ({100 * share:.1f} % fewer); speed {faster}, on {cost['hardware']}"
+    if "latency" in described:
+        yield told_of_latency(described["latency"])
+    if text := gates_sentence(described["gates"], "a millisecond" if "latency" in described else "an open one"):
+        yield text
+
+
+def warnings(results: Results, described: Mapping[str, Any], main: str, majority: Mapping[str, float]) -> Iterator[str]:
+    """Yield what speaks against using the pruned model."""
+    assert results.pruner is not None
+    task, rows = results.pruner.task, [row.as_columns() for row in results.rows]
+    dense = pd.Series([row[f"test_{main}"] for row in rows if is_dense(row["method"])], dtype=float)
+    of_majority = shown(main, majority[main]) if main in majority else None
+    if warning := nothing_learned(shown(main, dense), of_majority, unit(main)):
+        yield f"warning: {warning}"
+    found, kept = described["against_dense"], described["method"]
+    if not found:
+        return
+    if max(map(task.gain, (found["difference_low"], found["difference_high"]))) < 0:
+        yield (
+            "warning: the pruned model is worse than the dense one, and the interval of the difference excludes 0; keep more "
+            "heads (--model.budget), or train it longer (--model.retrain)"
+        )
+    if main in majority and found["value"] <= majority[main] < float(dense.max()):
+        yield f"warning: the pruned model is not above the majority class, {quantity(main, majority[main])}"
+    of_random = [row[f"select_{main}"] for row in rows if row["method"] == "random+refit"]
+    reached = described["selection"].get(kept)
+    if of_random and reached is not None and task.gain(reached) <= task.gain(of_random[0]):
+        yield (
+            f"warning: on the selection split the kept heads ({quantity(main, reached)}) are not above random heads "
+            f"({quantity(main, of_random[0])}), each refitted"
+        )
+    slow = [row for row in described.get("cost", {}).get("latency", ()) if row["ratio"] < FASTER]
+    if slow and len(slow) == len(described["cost"]["latency"]):
+        sizes = ", ".join(str(row["batch_size"]) for row in slow)
+        yield f"warning: the pruned model is not faster on this device (batch {sizes}); it is smaller all the same"
+
+
+def gates_sentence(learned: Mapping[str, Any], priced: str = "an open one") -> str:
+    """Return how many gates closed by themselves and the price of one at the end; empty where nothing was learned.
+
+    Args:
+        learned: What ``metrics.json`` says of the gates.
+        priced: What they paid for.
+    """
+    if not learned or not learned["price"]:  # a price that was given, and the exact top K, leave no gate to a budget
+        return ""
+    text = f"of {counted(learned['closed'], 'closed gate')}, {learned['closed_by_gates']} had closed by themselves"
+    few = learned["closed_by_gates"] < ENOUGH * learned["closed"]
+    rest = f", and the rest was closed by their rank; {HINT}" if few else ""
+    return f"{text}{rest}; price of {priced} at the end: {', '.join(f'{each:.3g}' for each in learned['price'])}"
