@@ -90,7 +90,7 @@ def sentences(described: Mapping[str, Any], metrics: Mapping[str, Any]) -> Itera
     if reached := described["selection"]:
         best = described["method"]
         others = ", ".join(f"{name} {number(main, value)}" for name, value in reached.items() if name != best)
-        yield f"kept the heads of {best}: {main} on the selection split {quantity(main, reached[best])} after a refit ({others})"
+        yield f"kept the heads of {best}: refitted, {main} on the selection split is {quantity(main, reached[best])} ({others})"
     if found := described["against_dense"]:
         low, high = (number(main, found[name]) for name in ("low", "high"))
         lost = [signed(shown(main, found[f"difference{end}"])) for end in ("", "_low", "_high")]
