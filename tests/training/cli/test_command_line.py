@@ -64,12 +64,6 @@ def test_an_option_counts_more_than_configurations_wherever_it_stands():
         assert read("fit", given).options.model.budget == 3
 
 
-def test_an_option_of_another_kind_of_data_says_which(capsys):
-    assert run_command("fit", ["--config", "default.yaml", "--data.train_file", "a", "--data.test_file", "b"]) == 2
-    said = "error: Synthetic data have no option train_file; choose another kind with --data Text or Ratings or "
-    assert said in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
