@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from scipy.stats import hypergeom
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from tests.models import build
 from tests.training.runs import run_fit
@@ -150,13 +150,6 @@ def test_the_tokenizer_is_saved_with_the_run_and_the_export(run):
     ids = make_data().tokenizer(sentence)["input_ids"]
     for folder in (run / "tokenizer", run / "export"):
         assert AutoTokenizer.from_pretrained(folder)(sentence)["input_ids"] == ids
-
-
-def test_an_export_can_be_pruned_on(run, tmp_path):
-    more = ["--model.from_scratch", "null", "--model.backbone", str(run / "export"), "--model.finetune", "0"]
-    assert fit(tmp_path, *more, "--model.budget", "{encoder: 1}") == 0
-    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "run" / "export", trust_remote_code=True)
-    assert sum(shape["heads"] for name, shape in model.config.pruned_attention.items() if name.startswith("encoder")) == 1
 
 
 def test_a_run_goes_on_from_its_checkpoint_to_the_same_end(tmp_path):
