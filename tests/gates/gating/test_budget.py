@@ -106,6 +106,13 @@ def test_a_minimum_that_no_layer_has_is_refused():
         budget_mask(torch.arange(4.0), Budget(4, {}), **layers, minimum_per_layer=4)
 
 
+def test_a_minimum_per_layer_that_does_not_fit_into_the_budget_of_a_kind_names_it():
+    kinds, layers = torch.tensor([0] * 4 + [1] * 4), torch.arange(4).repeat_interleave(2)
+    budget = Budget.parse({KINDS[0]: 1}, {KINDS[0]: 4, KINDS[1]: 4})
+    with pytest.raises(GateError, match=f"needs 2 {KINDS[0]} heads, more than the {KINDS[0]} budget of 1;"):
+        budget_mask(torch.arange(8.0), budget, kind_index=kinds, layer_index=layers, minimum_per_layer=1)
+
+
 def test_kinds_that_a_budget_leaves_whole_are_not_pruned():
     assert Budget.parse({"encoder": 2, "cross": 12}, HEADS).pruned(HEADS) == {"encoder": 2}
     assert Budget.parse(8, HEADS).pruned(HEADS) == {}

@@ -6,6 +6,7 @@ import torch
 from gates.errors import GateError
 from gates.gating.head_gates import HeadGates, scale_heads
 from gates.surgery.remove import remove_heads_
+from tests.gates.chosen import chosen
 from tests.models import FAMILIES, build, inputs, logits, random_mask, values_of_a_call
 
 
@@ -58,6 +59,18 @@ def test_the_model_does_not_own_the_gates_and_the_gates_do_not_own_the_model():
     assert [name for name, _ in gates.named_parameters()] == ["learned.log_alpha"]
 
 
+def test_state_survives_a_round_trip():
+    gates = HeadGates(build("bert"))
+    gates.set_mask_(random_mask("bert"))
+    with torch.no_grad():
+        gates.log_alpha.normal_()
+    other = HeadGates(build("bert"))
+    other.load_state_dict(gates.state_dict())
+    assert other.mode == "masked"
+    assert torch.equal(other.mask, gates.mask)
+    assert torch.equal(other.log_alpha, gates.log_alpha)
+
+
 def test_state_of_another_model_is_refused():
     with pytest.raises(GateError, match="use the model it was trained with"):
         HeadGates(build("bert")).load_state_dict(HeadGates(build("roberta")).state_dict())
@@ -71,10 +84,12 @@ def test_values_of_another_shape_are_refused():
         gates.set_mask_(torch.ones(9))
 
 
-@pytest.mark.integration
-def test_compiled_equals_eager():
+@pytest.mark.parametrize("mode", chosen(["masked", "stochastic"], fast=(), integration=["stochastic"]))
+def test_compiled_equals_eager(mode):
     model, batch = build("bert"), inputs("bert")
     gates = HeadGates(model, initial_log_alpha=0.4).eval().attach()
+    if mode == "masked":
+        gates.set_mask_(random_mask("bert"))
     expected = logits(model, batch)
     compiled = torch.compile(model, backend="aot_eager")
     torch.testing.assert_close(logits(compiled, batch), expected)

@@ -195,3 +195,8 @@ def test_gates_of_a_kind_without_a_budget_of_its_own_are_shut():
     gates = RelaxedTopK(Budget(1, {"cross": 1}), torch.tensor([ENCODER, CROSS, CROSS, ENCODER])).train()
     drawn = gates(torch.Generator().manual_seed(0), draws=5)
     assert bool((drawn[:, [0, 3]] == 0).all())
+
+
+def test_half_precision_gives_float32_gates():
+    gates = family().to(torch.bfloat16).train()
+    assert gates(torch.Generator().manual_seed(0), draws=3).dtype == torch.float32

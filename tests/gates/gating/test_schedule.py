@@ -80,6 +80,12 @@ def test_a_budget_per_kind_holds_each_kind_and_leaves_the_others_whole():
     assert {kind: sum(counts) for kind, counts in gated.open_heads().items()} == {"encoder": 2, "decoder": 12, "cross": 6}
 
 
+def test_every_layer_keeps_its_minimum():
+    gated = gated_model(budget=4, minimum_per_layer=1)  # without one, all of them would be of the second layer
+    assert gated.mask().view(2, 4).sum(1).tolist() == [1, 3]
+    assert gated_model(budget=4).mask().view(2, 4).sum(1).tolist() == [0, 4]
+
+
 def test_once_fixed_nothing_moves():
     gated = gated_model(budget=3)
     mask, before = gated.fix_mask_(), gated.gates.log_alpha.detach().clone()
@@ -138,13 +144,14 @@ def test_gates_start_apart_by_standard_deviations_of_the_logarithm():
     ("act", "message"),
     [
         (lambda: gated_model(budget=9), "the budget is 9; expected a whole number from 0 to 8"),
+        (lambda: gated_model().set_budget_(9), "the budget is 9; expected a whole number from 0 to 8"),
+        (lambda: gated_model(budget={"cross": 1}), "'cross'"),
         (lambda: gated_model(budget=3, minimum_per_layer=2), "needs 4 heads"),
         (lambda: gated_model(budget=3, kinds=["encoder"]), "leave out kinds"),
         (lambda: gated_model(budget=3, ramp=0.0), "ramp is 0.0"),
         (lambda: gated_model(budget=3, minimum_per_layer=-1), "minimum_per_layer is -1"),
         (lambda: gated_model().step_(0.5), r"step_ leads gates to a budget, and there is none; give one"),
         (lambda: gated_model(budget=3).step_(1.2), "progress is 1.2; expected"),
-        (lambda: gated_model(budget=3).step_(-0.5), r"progress is -0\.5; expected"),
         (lambda: gated_model(budget=3).step_(float("nan")), "progress is nan; expected"),
         (lambda: gated_model().penalty(-0.1), "the price of an open head is -0.1; expected a number of at least 0"),
         (lambda: gated_model().penalty(float("nan")), "the price of an open head is nan"),
@@ -173,6 +180,15 @@ def test_a_budget_that_is_refused_changes_nothing():
     assert gated.gates is gates
     assert gates.is_attached
     assert (gated.gate_config, gated.steering) == (config, None)
+
+
+def test_goals_are_those_that_a_step_reaches():
+    gated = gated_model(budget=2)
+    steering = gated.steering
+    assert isinstance(steering, BudgetController)
+    assert steering.budget == Budget(2, {})
+    steering.enforce_(0.3)
+    assert expected(gated) == pytest.approx(sum(steering.goals(0.3)), abs=1e-3)
 
 
 def steered(family="hard-concrete", **options):
@@ -213,6 +229,11 @@ def test_gates_that_pay_a_price_are_slowed_beyond_their_ends():
         gates.log_alpha.fill_(-3.0)
     steering.enforce_(1.0)
     assert bool((gates.log_alpha.abs() < 1e-3).all())
+
+
+def test_a_progress_below_0_is_refused():
+    with pytest.raises(GateError, match=r"progress is -0\.5; expected"):
+        gated_model(budget=3).step_(-0.5)
 
 
 def test_heads_without_importance_start_low_and_equal_ones_together():
@@ -517,5 +538,10 @@ def test_a_time_is_for_hard_concrete_gates_of_all_kinds_of_the_model_that_was_me
             BudgetController(HeadGates(model, family=family), limit)
     with pytest.raises(GateError, match="measure one of this model"):
         BudgetController(HeadGates(other), limit)
+
+
+def test_a_time_is_for_gates_of_all_kinds():
+    model = build("bert")
+    gates = HeadGates(model, kinds=[])
     with pytest.raises(GateError, match="gates of some kinds alone are not held to a time"):
-        BudgetController(HeadGates(model, kinds=[]), limit)
+        BudgetController(gates, TimeLimit.parse("0.6x", table_of(model, [0.0, 1.0, 2.0, 3.0, 4.0])))
