@@ -62,7 +62,7 @@ def test_stacks_of_one_kind_are_told_apart(build, expected):
     assert list(site_labels(find_attention(build()))) == expected
 
 
-@pytest.mark.parametrize("name", chosen.architectures((*chosen.FAST, "Lilt")))
+@pytest.mark.parametrize("name", [*chosen.FAST, *chosen.CHOSEN])
 def test_a_label_that_is_unique_stays(name):
     sites = find_attention(architectures.build(architectures.BY_NAME[name]))
     labels = [site.label for site in sites]
