@@ -22,18 +22,7 @@ import yaml
 
 from gates import load_pruned
 from gates.surgery.masks import load_mask
-from tests.training.campaign import (
-    CLEAR,
-    SURVIVED,
-    TIMES,
-    TRACEBACK,
-    Ended,
-    Tally,
-    chances,
-    files_of,
-    held,
-    in_a_process,
-)
+from tests.training.campaign import CLEAR, SURVIVED, TIMES, TRACEBACK, Ended, Tally, chances, files_of, held, in_a_process
 from tests.training.faults import ANY, GONE, JSON, TEXT, damages
 from tests.training.runs import write_config
 from tests.training.stops import LONGEST

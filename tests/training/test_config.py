@@ -132,11 +132,7 @@ def test_options_are_frozen_and_checked_again_when_some_are_replaced():
             for name in ("../esc", "a/b", "..", ".", "", " ", "a\nb", "a\0", "a\\\\b", "\udce9")
         ),
         (RunOptions, {"name": "x" * 300}, "--name has 300 bytes; expected at most 200"),
-        (
-            ScratchTraining,
-            {"from_scratch_learning_rate": -1.0},
-            "--from_scratch_learning_rate is -1.0; expected a number",
-        ),
+        (ScratchTraining, {"from_scratch_learning_rate": -1.0}, "--from_scratch_learning_rate is -1.0; expected a number"),
         (WeightsKept, {"average_last": 0}, "--average_last is 0; expected at least 1"),
         (WeightsKept, {"average_every": 0}, "--average_every is 0; expected at least 1"),
         (WeightsKept, {"patience": 0}, "--patience is 0; expected at least 1"),

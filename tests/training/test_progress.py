@@ -142,10 +142,7 @@ def test_a_pipe_gets_no_control_characters(capfd):
     assert told.out == "result\n"
 
 
-@pytest.mark.parametrize(
-    ("environment", "first"),
-    [({}, True), ({"LOCAL_RANK": "0"}, True), ({"LOCAL_RANK": "1"}, False)],
-)
+@pytest.mark.parametrize(("environment", "first"), [({}, True), ({"LOCAL_RANK": "0"}, True), ({"LOCAL_RANK": "1"}, False)])
 def test_the_first_process_alone_tells(environment, first, monkeypatch, capfd):
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)

@@ -128,11 +128,7 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "read"),
-    [
-        ("comparison.csv", read_table),
-        ("verdict.md", read_text),
-        ("masks/his.json", lambda path: read_json(path, dict)),
-    ],
+    [("comparison.csv", read_table), ("verdict.md", read_text), ("masks/his.json", lambda path: read_json(path, dict))],
 )
 def test_every_reader_notices_another_digit(name, read, folder):
     path = folder / name

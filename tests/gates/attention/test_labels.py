@@ -42,14 +42,8 @@ ALBERT = {**TEXT, "embedding_size": 8, "num_hidden_groups": 2, "inner_group_num"
     [
         (lambda: _towers("CLIPSeg"), ["decoder.0", "decoder.1", "encoder.0", "encoder.1"]),  # its text model is causal
         (lambda: _towers("AltCLIP"), TOWERS),
-        (
-            _idefics2,
-            ["vision_model.encoder.0", "vision_model.encoder.1", "connector.encoder.0", "decoder.0", "decoder.1"],
-        ),
-        (
-            _speech_wrapped,
-            ["encoder.0", "encoder.1", "encoder.2", "decoder.0", "cross.0", "decoder.1", "cross.1"],
-        ),
+        (_idefics2, ["vision_model.encoder.0", "vision_model.encoder.1", "connector.encoder.0", "decoder.0", "decoder.1"]),
+        (_speech_wrapped, ["encoder.0", "encoder.1", "encoder.2", "decoder.0", "cross.0", "decoder.1", "cross.1"]),
         (lambda: t.AlbertModel(t.AlbertConfig(**ALBERT)), ["encoder.0.0", "encoder.0.1", "encoder.1.0", "encoder.1.1"]),
         (
             lambda: t.CanineModel(t.CanineConfig(**SIZES)),

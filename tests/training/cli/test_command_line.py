@@ -36,14 +36,8 @@ TEXT = ["--model.backbone", "a/model", "--data.train_file", "train.csv", "--data
             ["--data", "SyntheticDocuments", "--data.more_tests", "{news: news.txt}"],
             "SyntheticDocuments data have no option more_tests; choose another kind with --data Text or Ratings or Documents",
         ),
-        (
-            ["--data", "Glue", "--data.subset", "cobla"],
-            "--data.subset is cobla, which it does not take; expected cola, sst2",
-        ),
-        (
-            ["--data", "Text", "--data.metric", "bleu"],
-            "--data.metric is bleu, which it does not take; expected accuracy, f1",
-        ),
+        (["--data", "Glue", "--data.subset", "cobla"], "--data.subset is cobla, which it does not take; expected cola, sst2"),
+        (["--data", "Text", "--data.metric", "bleu"], "--data.metric is bleu, which it does not take; expected accuracy, f1"),
         ([*TEXT, "--data.columns", "a"], "--data.columns is a, which it does not take; expected a list"),
         (["--config", "nowhere.yaml"], "the configuration 'nowhere.yaml' does not exist; check the path"),
         (["extra"], "'extra' stands where no value is expected"),

@@ -257,10 +257,7 @@ def test_two_processes_end_with_complete_tables(tmp_path):
         (["--methods", "his,learned", "--distil.weight", "0.3"], "add +distil to a method"),
         (["--from_scratch_epochs", "3"], "add from scratch to --stages"),
         (["--seeds", "4294967296"], "from 0 to 4294967295"),
-        (
-            ["--methods", "learned(once=true)", "--budgets", "4,{encoder: 2}"],
-            "learns once, for the smallest budget",
-        ),
+        (["--methods", "learned(once=true)", "--budgets", "4,{encoder: 2}"], "learns once, for the smallest budget"),
         (["--methods", "36,18"], "unknown method '36'"),
         (["--prices", "0.1,0.2"], "add lambda to --methods"),
         (["--seed", "5"], "--seeds has those of a comparison"),

@@ -194,8 +194,7 @@ def test_the_gates_alone_belong_to_the_dense_weights(run, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("ranking", "budget", "count"),
-    [("his", "5", 5), ("entropy(keep=high)", "0.5", 4), ("learned", "6", 6)],
+    ("ranking", "budget", "count"), [("his", "5", 5), ("entropy(keep=high)", "0.5", 4), ("learned", "6", 6)]
 )
 def test_any_budget_of_any_ranking(run, tmp_path, ranking, budget, count):
     assert call(run, tmp_path / "out", "--format", "masked", "--ranking", ranking, "--budget", budget) == 0

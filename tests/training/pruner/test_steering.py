@@ -144,10 +144,7 @@ def test_what_is_learned_tells_gates_that_closed_by_themselves_from_those_that_t
     assert (steering.learned()["closed"], steering.learned()["closed_by_gates"]) == (5, 3)
 
 
-@pytest.mark.parametrize(
-    ("settings", "ramp"),
-    [({}, 0.0), ({"budget": None}, 1.0), ({"gate": "relaxed-top-k"}, 1.0)],
-)
+@pytest.mark.parametrize(("settings", "ramp"), [({}, 0.0), ({"budget": None}, 1.0), ({"gate": "relaxed-top-k"}, 1.0)])
 def test_no_price_is_taken_elsewhere(settings, ramp):
     steering = make_steering(**settings)
     before = spread_(steering).clone()

@@ -10,14 +10,7 @@ from gates.relevance.heads import gradient_times_input, head_relevance
 from gates.scores.importance import head_gradients, normalise_by_layer
 from tests.training.runs import make_data
 from tests.training.scoring.subjects import KINDS, RAWS, ROWS, close, examples, loss_of, make_scores, make_subject
-from training.scoring.passes import (
-    VARIANTS,
-    importance_and_entropy,
-    importance_of,
-    mean_outputs,
-    optimal_constants,
-    rescale,
-)
+from training.scoring.passes import VARIANTS, importance_and_entropy, importance_of, mean_outputs, optimal_constants, rescale
 from training.scoring.subject import ScoringContext
 
 
