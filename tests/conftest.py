@@ -51,6 +51,14 @@ def registered(monkeypatch):
     gates.register()
 
 
+@pytest.fixture(scope="module")
+def undrawn():
+    """Leave the pictures out of reports: they take longer than a tiny comparison."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("training.report.page.pictures_of", lambda contents: [])
+        yield
+
+
 _failed: dict[Exception, str] = {}
 """What a fixture raised, with the test that it failed first."""
 

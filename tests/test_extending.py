@@ -11,12 +11,12 @@ import pytest
 
 from training.__main__ import main
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("undrawn")]
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', flags=re.DOTALL | re.MULTILINE)
 FILES = {title: text for _, title, text in BLOCK.findall(PAGE) if title}
 COMMANDS = [shlex.split(line) for kind, _, text in BLOCK.findall(PAGE) if kind == "bash" for line in text.splitlines()]
-SHORTER = {"finetune: 20": "finetune: 1", "rows: 1024": "rows: 128"}
+SHORTER = {"finetune: 20": "finetune: 1", "rows: 1024": "rows: 64"}
 
 
 @pytest.fixture(scope="module")
@@ -53,18 +53,12 @@ def masks(folder, name):
     return {(entry["method"], entry["budget"]): entry["mask"] for entry in entries}
 
 
-def test_the_page_has_files_and_commands():
-    assert set(FILES) == {"small.yaml", "my_scores.py", "mask.json", "my_data.py", "my_task.py"}
-    assert len(COMMANDS) == 3
-
-
 def test_an_own_score_decides_at_every_budget(ran):
     scores, found = pd.read_csv(ran / "runs" / "scores" / "scores.csv"), masks(ran, "scores")
     best = scores["ranking:my_scores:gain"].sort_values(ascending=False, kind="stable").index
     for budget in (4, 2):
         assert {gate for gate, kept in enumerate(found["my_scores:gain", budget]) if kept} == set(best[:budget])
         assert set(rows(ran, "scores").loc["my_scores:gain+swap"].xs(budget, level="budget").index) == {"post hoc", "retrained"}
-    assert (ran / "runs" / "scores" / "report.html").stat().st_size > 0
 
 
 def test_a_given_mask_stands_at_its_own_number_of_heads(ran):

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 README = Path(__file__).parents[1] / "README.md"
 
 BEFORE = """
@@ -36,6 +38,7 @@ def test_it_is_one_page():
     assert len(README.read_text(encoding="utf-8").splitlines()) <= 250
 
 
+@pytest.mark.integration
 def test_the_section_on_the_library_begins_early_and_runs(tmp_path):
     text = README.read_text(encoding="utf-8")
     before, section = text.split("\n## The library\n")

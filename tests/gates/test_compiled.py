@@ -47,7 +47,7 @@ def test_torch_export_equals_eager_at_another_size(name):
 @pytest.mark.parametrize(
     ("backend", "name"),
     chosen(
-        [(backend, name) for backend in ("aot_eager", "inductor") for name in NAMES],
+        [*(("aot_eager", name) for name in NAMES), ("inductor", "Llama")],
         fast=(),
         integration=[("aot_eager", "Bert"), ("aot_eager", "Bart"), ("inductor", "Llama")],
     ),

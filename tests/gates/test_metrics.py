@@ -50,10 +50,7 @@ METRICS = {
         lambda **more: MeanHeadOutput(SITES, **more),
         lambda seed: [(0, tensor(seed, 2, 6, 8)), (1, tensor(seed, 3, 6, 12))],
     ),
-    "moments": (
-        lambda **more: ProjectionMoments(4, 3, **more),
-        lambda seed: [(tensor(seed, 12, 4), tensor(seed + 10, 12, 3))],
-    ),
+    "moments": (lambda **more: ProjectionMoments(4, 3, **more), lambda seed: [(tensor(seed, 12, 4), tensor(seed + 10, 12, 3))]),
 }
 
 

@@ -8,7 +8,7 @@ import transformers
 from gates.attention.sites import find_attention
 from gates.errors import GateError
 from gates.export.checkpoint import load_pruned
-from gates.gating.hard_concrete import LOG_ALPHA_LIMIT, Stretch, open_probability
+from gates.gating.hard_concrete import Stretch, open_probability
 from gates.gating.head_gates import HeadGates
 from gates.model import GateConfig, GatedModel, get_gated_model
 from gates.recovery.refit import refit_, valid_queries
@@ -157,14 +157,6 @@ def test_parameter_groups_are_all_that_is_trainable():
     assert {id(p) for p in backbone["params"]} == {id(p) for p in gated.base_model.parameters() if p is not frozen}
 
 
-def test_clamping_brings_log_alpha_into_its_limits():
-    gated = gated_model("bert")
-    with torch.no_grad():
-        gated.gates.log_alpha.mul_(10)
-    gated.clamp_()
-    assert gated.gates.log_alpha.abs().max().item() == pytest.approx(LOG_ALPHA_LIMIT)
-
-
 # -- masks -------------------------------------------------------------------------------------------------------
 
 
@@ -180,13 +172,6 @@ def test_the_mask_is_what_evaluation_leaves_open_or_exactly_a_budget():
     mask = kinds.mask({"encoder": 2, "cross": 0})
     index = kinds.gates.kind_index()
     assert [int(mask[index == kind].sum()) for kind in range(3)] == [2, 12, 0]
-
-
-def test_a_budget_of_groups_is_counted_in_groups():
-    gated = gated_model("llama", unit="group")
-    assert gated.mask(3).tolist() == [0, 1, 1, 1]
-    with pytest.raises(GateError, match="from 0 to 4"):
-        gated.mask(5)
 
 
 def test_a_fixed_mask_stays_what_it_is():
@@ -297,31 +282,6 @@ def fixed():
     gated.set_mask_(torch.tensor([1.0, 0, 1, 1, 0, 1, 0, 0]))
     batches = [{**inputs("bert", batch=6, seed=seed), "labels": torch.tensor([0, 1] * 3)} for seed in (1, 2, 3)]
     return gated, batches, copy.deepcopy(gated.base_model.state_dict())
-
-
-@pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_a_refit_that_raises_the_loss_on_held_out_batches_is_not_applied(fixed, sign):
-    """One of a loss and its opposite rises."""
-    gated, (fitted, held_out, _), weights = fixed
-    expected = copy.deepcopy(gated)
-    expected.refit_([fitted], held_out=None)
-
-    def loss(batch):
-        return sign * gated(**batch).loss
-
-    with torch.no_grad():
-        rises = sign * (expected(**held_out).loss - gated(**held_out).loss) > 0
-    if rises:
-        with pytest.raises(
-            GateError, match=r"held-out batches is .* with the mask alone and .* so the weights stay as they were"
-        ):
-            gated.refit_([fitted], held_out=[held_out], loss=loss)
-        assert all(torch.equal(tensor, weights[key]) for key, tensor in gated.base_model.state_dict().items())
-    else:
-        assert gated.refit_([fitted], held_out=[held_out], loss=loss)
-        assert all(
-            torch.equal(tensor, expected.base_model.state_dict()[key]) for key, tensor in gated.base_model.state_dict().items()
-        )
 
 
 @pytest.mark.parametrize(("after", "is_applied"), [((0.5, 3.4), True), ((1.0, 3.0), True), ((0.5, 3.6), False)])
@@ -491,7 +451,7 @@ def test_attention_of_several_models_or_of_none_is_refused_before_training():
     assert not any(module._forward_pre_hooks for module in two.modules())
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, GateError])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, GateError])
 def test_pruning_that_fails_in_any_way_leaves_the_gates_on(monkeypatch, error):
     def fails(*args, **kwargs):
         raise error

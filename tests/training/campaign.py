@@ -126,16 +126,13 @@ class Tally:
             said = "" if ended is None else f"\n    {ended.raised[-1500:] or ended.err[-500:] or ended.out[-300:]}"
             self.defects.append(f"{fault}, {case}: {outcome}{said}")
 
-    def total(self) -> int:
-        return sum(sum(counts.values()) for counts in self.counts.values())
-
     def table(self) -> str:
         """Class of fault, cases, and how they ended, in Markdown."""
         rows = [("class of fault", "cases", *OUTCOMES)]
         for fault, counts in self.counts.items():
             rows.append((fault, str(sum(counts.values())), *(str(counts[outcome]) for outcome in OUTCOMES)))
         sums = [sum(counts[outcome] for counts in self.counts.values()) for outcome in OUTCOMES]
-        rows.append(("all", str(self.total()), *map(str, sums)))
+        rows.append(("all", str(sum(sums)), *map(str, sums)))
         lines = [f"| {' | '.join(row)} |" for row in rows]
         return "\n".join([lines[0], f"| --- |{' ---: |' * (len(rows[0]) - 1)}", *lines[1:]]) + "\n"
 
@@ -180,24 +177,18 @@ def _work(command, folder, kill_at):
     os._exit(0)
 
 
-def in_processes(folder, *commands, kill_at=0):
-    """How commands end that begin at once, each in a process of its own; None for one that was killed."""
-    processes = [PROCESSES.Process(target=_work, args=(command, folder, kill_at)) for command in commands]
-    for process in processes:
-        process.start()
-    found = []
-    for process in processes:
-        process.join(LONGEST_PROCESS)
-        if process.exitcode is None:
-            process.kill()
-            found.append(Ended(None, hangs=True))
-            continue
-        said = folder / f"stderr-{process.pid}.txt"
-        code, _, rest = said.read_text().partition("\n") if said.exists() else ("", "", "")
-        if process.exitcode < 0:
-            found.append(None)
-        else:
-            raised = rest if code == "None" else ""
-            found.append(Ended(None if raised else int(code), err=rest, raised=raised))
-        said.unlink(missing_ok=True)
-    return found
+def in_a_process(folder, command, *, kill_at=0):
+    """How a command ends in a process of its own; None if it was killed."""
+    process = PROCESSES.Process(target=_work, args=(command, folder, kill_at))
+    process.start()
+    process.join(LONGEST_PROCESS)
+    if process.exitcode is None:
+        process.kill()
+        return Ended(None, hangs=True)
+    said = folder / f"stderr-{process.pid}.txt"
+    code, _, rest = said.read_text().partition("\n") if said.exists() else ("", "", "")
+    said.unlink(missing_ok=True)
+    if process.exitcode < 0:
+        return None
+    raised = rest if code == "None" else ""
+    return Ended(None if raised else int(code), err=rest, raised=raised)

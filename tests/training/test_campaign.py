@@ -1,14 +1,13 @@
-"""A campaign of faults: kills, damaged files, odd commands and data, full disks, two processes at once.
+"""A campaign of faults: damaged files, odd commands and data, kills.
 
-Its cases are seeded and cheap, so that more than a thousand take a minute or two. At its end it prints how many there were of
-each class of fault and how they ended. ``CONTRIBUTING.md`` says how to hold a longer one.
+Its cases are seeded and cheap. At its end it prints how many there were of each class of fault and how they ended.
+``CONTRIBUTING.md`` says how to hold a longer one.
 """
 
 import csv
 import gzip
 import io
 import json
-import resource
 import shutil
 import zlib
 from dataclasses import fields, is_dataclass
@@ -23,22 +22,10 @@ import yaml
 
 from gates import load_pruned
 from gates.surgery.masks import load_mask
-from tests.training.campaign import (
-    CLEAR,
-    SILENT,
-    SURVIVED,
-    TIMES,
-    TRACEBACK,
-    Ended,
-    Tally,
-    chances,
-    files_of,
-    held,
-    in_processes,
-)
+from tests.training.campaign import CLEAR, SURVIVED, TIMES, TRACEBACK, Ended, Tally, chances, files_of, held, in_a_process
 from tests.training.faults import ANY, GONE, JSON, TEXT, damages
 from tests.training.runs import write_config
-from tests.training.stops import LONGEST, Moment, fit
+from tests.training.stops import LONGEST
 from training.commands.report import damaged_runs_refused
 from training.commands.table import run_command
 from training.config import ComparisonOptions, Setup, group_of
@@ -47,8 +34,6 @@ from training.data.files import read_table
 from training.report.reading import read_contents
 
 pytestmark = pytest.mark.nightly
-CASES = 1000
-"""At least so many."""
 MEASURED = ["seconds", "peak_memory_mb"]
 SMALL = ["--data.train_rows", "96", "--data.select_rows", "32", "--data.test_rows", "32", "--data.score_rows", "32"]
 COMPARED = [*SMALL, "--compare", "full", "--retrained", "[his]", "--curve", "[0.5]", "--save_every", "6"]
@@ -230,31 +215,6 @@ def test_resuming_from_damaged_files(pattern, original, tmp_path, tally):
         survived |= outcome == SURVIVED
         tally.add("damaged files: resume", outcome, f"{pattern}, {damage}", ended)
         shutil.rmtree(folder)
-
-
-def test_going_on_from_a_damaged_last_checkpoint(original, tmp_path, tally):
-    """Of a run that was stopped in the middle of its pruning: it goes on to the same tables, or says which file is damaged."""
-    stopped, expected = tmp_path / "stopped", compared(original / "run")
-    stopped.mkdir()
-    moment = Moment("training.pruner.callbacks:LastGoodCheckpoint.on_train_batch_end", call=14, after=True)
-    code, said = fit(fit_arguments(stopped), stopped, moment)
-    last = stopped / "run" / "checkpoints" / "last.ckpt"
-    assert (code, last.is_file()) == (-9, True), said
-    content, survived = last.read_bytes(), False
-    for round_ in range(TIMES):
-        for damage, change in damages(".ckpt").items():
-            if survived and damage == GONE:
-                continue
-            folder = shutil.copytree(stopped, tmp_path / "damaged")
-            path = folder / last.relative_to(stopped)
-            path.unlink()
-            if change is not None:
-                path.write_bytes(change(content, chances("last", damage, round_)))
-            ended = held(lambda: run_command("fit", fit_arguments(folder, "--existing", "resume")), 2 * LONGEST)  # noqa: B023
-            outcome = ended.outcome(lambda: compared(folder / "run").equals(expected), [path.name])  # noqa: B023
-            survived |= outcome == SURVIVED
-            tally.add("damaged files: resume", outcome, f"last.ckpt, {damage}", ended)
-            shutil.rmtree(folder)
 
 
 # -- damaged files that the library reads -------------------------------------------------------------------------
@@ -462,69 +422,7 @@ def test_odd_data_files(ending, tally, tmp_path):
         tally.add("odd data files", ended.outcome(right, [path.name]), f"{path.name}, {damage}", ended)
 
 
-# -- disks that are full ------------------------------------------------------------------------------------------
-
-
-def with_room(size, work):
-    """Some work of a process whose files may have so many bytes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        return held(work)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_no_room_for_an_export(run, tally, tmp_path):
-    """It is there whole, or not at all."""
-    for number in range(50 * TIMES):
-        size = int(10 ** chances("export", number).uniform(0, 5.5))
-        output = tmp_path / str(number)
-        command = ["export", str(run), "--format", "masked", "--output", str(output)]
-        ended = with_room(size, lambda: run_command(command[0], command[1:]))  # noqa: B023
-        outcome = ended.outcome(lambda: load_pruned(output) is not None, ["File too large"])  # noqa: B023
-        if outcome == CLEAR and (output.exists() or list(tmp_path.glob(".*partial*"))):
-            outcome = SILENT
-        tally.add("full disk", outcome, f"export in {size} bytes", ended)
-
-
-def test_no_room_for_a_run(original, tally, tmp_path):
-    """It ends with a sentence; with room it goes on to the same tables, or begins again where nothing was written yet."""
-    expected = compared(original / "run")
-    largest = max(len(content) for content in files_of(original / "run").values())
-    for number in range(8 * TIMES):
-        size = int(largest ** chances("room", number).uniform(0.3, 1))
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        command = fit_arguments(folder)
-        ended = with_room(size, lambda: run_command("fit", command))  # noqa: B023
-        outcome = ended.outcome(lambda: compared(folder / "run").equals(expected), ["File too large"])  # noqa: B023
-        more = ["--existing", "resume"] if "--existing resume" in ended.err else []
-        again = ended if ended.code == 0 else held(lambda: run_command("fit", [*command, *more]), 2 * LONGEST)  # noqa: B023
-        if again.code != 0 or not compared(folder / "run").equals(expected):
-            outcome = again.outcome(lambda: False, ["nothing"])
-        tally.add("full disk", outcome, f"fit in {size} bytes", ended if again.code == 0 else again)
-        shutil.rmtree(folder)
-
-
-# -- processes that are killed, and two at once -------------------------------------------------------------------
-
-
-def test_exports_that_are_killed_while_they_write(run, tally, tmp_path):
-    """The same command again does it all, and leaves nothing of the first."""
-    output = tmp_path / "out"
-    command = ["export", str(run), "--format", "masked", "--output", str(output)]
-    assert in_processes(tmp_path, command)[0].code == 0
-    expected = files_of(output)
-    for number in range(16 * TIMES):
-        shutil.rmtree(output, ignore_errors=True)
-        kill_at = chances("kill", "export", number).randrange(1, 20)
-        (ended,) = in_processes(tmp_path, command, kill_at=kill_at)
-        if ended is None and not output.exists():  # which a killed command leaves whole, or not at all
-            (ended,) = in_processes(tmp_path, command)
-        right = files_of(output) == expected and not list(tmp_path.rglob("*.partial-*"))
-        outcome = SURVIVED if ended is None and right else SILENT if ended is None else ended.outcome(lambda: right)  # noqa: B023
-        tally.add("kill -9", outcome if outcome != CLEAR else TRACEBACK, f"export at change {kill_at}", ended)
+# -- processes that are killed -------------------------------------------------------------------------------------------
 
 
 def test_runs_that_are_killed_while_they_write(original, tmp_path, tally):
@@ -536,7 +434,7 @@ def test_runs_that_are_killed_while_they_write(original, tmp_path, tally):
         while True:
             kill_at = int(10 ** chances("fit", number).uniform(0, 2.3)) if kills + len(chain) < most else 0
             number += 1
-            (ended,) = in_processes(tmp_path, ["fit", *fit_arguments(tmp_path, *more)], kill_at=kill_at)
+            ended = in_a_process(tmp_path, ["fit", *fit_arguments(tmp_path, *more)], kill_at=kill_at)
             if ended is not None:
                 break
             chain.append(kill_at)
@@ -546,49 +444,3 @@ def test_runs_that_are_killed_while_they_write(original, tmp_path, tally):
             tally.add("kill -9", outcome if outcome != CLEAR else TRACEBACK, f"fit at the changes {chain}", ended)
         kills += max(1, len(chain))
         shutil.rmtree(run)
-
-
-def test_two_exports_at_once(run, tally, tmp_path):
-    """Each does its work or says that it cannot; what they leave is whole, and that of one of them."""
-    output = tmp_path / "out"
-    line = ["export", str(run), "--format", "masked", "--output", str(output)]
-    assert in_processes(tmp_path, line)[0].code == 0
-    expected = files_of(output)
-    for number in range(12 * TIMES):
-        shutil.rmtree(output, ignore_errors=True)
-        both = in_processes(tmp_path, line, line)
-        for ended in both:
-            refused = ["another process", "already exists", "exists already", "not empty", "is there"]
-            outcome = ended.outcome(lambda: files_of(output) == expected, refused)
-            if all(one.code for one in both):
-                outcome = SILENT
-            tally.add("two processes", outcome, f"two exports {number}", ended)
-
-
-@pytest.mark.parametrize("existing", ["refuse", "overwrite"])
-def test_two_runs_at_once(existing, original, tally, tmp_path):
-    """One is done and whole, the other is refused."""
-    small = ["fit", "--config", write_config(tmp_path), *SMALL, "--compare", "none", "--existing", existing]
-    for number in range(2 * TIMES):
-        folder = tmp_path / str(number)
-        if existing == "overwrite":
-            shutil.copytree(original / "run", folder)
-        lines = [[*small, "--run_dir", str(folder), "--seed", seed] for seed in ("3", "4")]
-        both = in_processes(tmp_path, *lines)
-        for seed, ended in enumerate(both, 3):
-
-            def right():
-                done = yaml.safe_load((folder / "config.yaml").read_text())["seed"]  # noqa: B023
-                return done == seed and set(compared(folder)["seed"]) == {seed}  # noqa: B023
-
-            outcome = ended.outcome(right, ["another process", "already holds a run"])
-            if sum(one.code == 0 for one in both) != 1:
-                outcome = SILENT
-            tally.add("two processes", outcome, f"two runs, {existing}, {number}", ended)
-
-
-def test_there_were_enough_cases(tally, request):
-    """Of a campaign that was held as a whole."""
-    whole = {item.name for item in request.session.items if item.path == request.path}
-    if len(whole) >= 20:
-        assert tally.total() >= CASES, tally.table()

@@ -34,7 +34,6 @@ BAD = [
     (Source, {}, "there is no model"),
     (Source, {**NEW, "backbone": "also"}, "both a pretrained model .'also'."),
     (Gating, {"minimum_per_layer": -1}, "minimum_per_layer is -1; expected at least 0"),
-    (Gating, {"gate_learning_rate": float("inf")}, "gate_learning_rate is inf; expected at least 0"),
     (Gating, {"init_spread": -1.0}, "init_spread is -1.0"),
     (Gating, {"gate": "relaxed-top-k", "budget": None}, "relaxed-top-k gates need a budget"),
     (Gating, {"gate": "straight-through-top-k", "budget": None}, "straight-through-top-k gates need a budget"),
@@ -50,25 +49,19 @@ BAD = [
         "straight_through_from is 0.5, but it is of hard-concrete gates",
     ),
     (Phases, {"finetune": -1.0}, "finetune is -1"),
-    (Phases, {"prune": float("nan")}, "prune is nan"),
     (Phases, {"retrain": -1.0}, "retrain is -1"),
     (Phases, {"ramp": 0.0}, "ramp is 0"),
     (Phases, {"ramp": 1.1}, "ramp is 1.1; expected a share of the prune phase above 0 and at most 1"),
     (Phases, {"swaps": 1.0}, "swaps is 1.0; expected 0 for no search"),
     (Phases, {"swaps": 5}, "swaps is 5; expected 0 for no search, or at least 6 passes"),
-    (Phases, {"swaps": float("inf")}, "swaps is inf"),
-    (Optimisation, {"learning_rate": float("nan")}, "learning_rate is nan; expected at least 0"),
     (Optimisation, {"lr_warm_up": -0.1}, "lr_warm_up is -0.1"),
     (Optimisation, {"lr_warm_up": 3.0}, "lr_warm_up is 3.0; expected a number from 0 to 1"),
     (Gating, {"temperature": 0.0}, "temperature is 0.0; expected a number above 0"),
     (Gating, {"anneal": -1.0}, "anneal is -1.0; expected a number above 0"),
-    (Phases, {"finetune": 1e300}, "finetune is 1e.300; expected a number from 0 to 1,000,000"),
     (Optimisation, {"weight_decay": -1.0}, "weight_decay is -1.0"),
     (Optimisation, {"prune_learning_rate": -1e-3}, "prune_learning_rate is -0.001"),
     (Distillation, {"distil": 1.5}, "distil is 1.5; expected a weight from 0"),
-    (Distillation, {"distil": -0.1}, "distil is -0.1"),
     (Distillation, {"distil_temperature": 0.0}, "distil_temperature is 0.0"),
-    (Distillation, {"distil_temperature": float("inf")}, "distil_temperature is inf"),
     (Distillation, {"distil_hidden": -1.0}, "distil_hidden is -1.0"),
 ]
 """What no group of the module's options takes. The module's options are all of these groups at once."""
@@ -86,8 +79,6 @@ def test_options_that_do_not_fit_are_named_by_their_group_and_by_all_together(gr
     ("settings", "message"),
     [
         ({"prune": 0.0}, "prune is 0"),
-        ({"prune": 0.0, "retrain": 0.0}, "prune is 0"),
-        ({"prune": 0.0, "budget": None}, "prune is 0"),
         ({"prune": 0.0, "retrain": 0.0, "budget": None, "finetune": 0.0}, "prune is 0"),
         ({"distil": 0.5, "finetune": 0.0}, "finetune is 0 and the model is new"),
         ({"distil_hidden": 1.0, "finetune": 0.0}, "finetune is 0 and the model is new"),
@@ -141,18 +132,12 @@ def test_options_are_frozen_and_checked_again_when_some_are_replaced():
             for name in ("../esc", "a/b", "..", ".", "", " ", "a\nb", "a\0", "a\\\\b", "\udce9")
         ),
         (RunOptions, {"name": "x" * 300}, "--name has 300 bytes; expected at most 200"),
-        (
-            ScratchTraining,
-            {"from_scratch_learning_rate": -1.0},
-            "--from_scratch_learning_rate is -1.0; expected a number",
-        ),
+        (ScratchTraining, {"from_scratch_learning_rate": -1.0}, "--from_scratch_learning_rate is -1.0; expected a number"),
         (WeightsKept, {"average_last": 0}, "--average_last is 0; expected at least 1"),
         (WeightsKept, {"average_every": 0}, "--average_every is 0; expected at least 1"),
         (WeightsKept, {"patience": 0}, "--patience is 0; expected at least 1"),
         (WeightsKept, {"patience": 2, "average_last": 3}, "give one of them"),
         (ScratchTraining, {"from_scratch_epochs": 0.0}, "--from_scratch_epochs is 0.0; expected a number above 0"),
-        (ScratchTraining, {"from_scratch_epochs": float("nan")}, "--from_scratch_epochs is nan"),
-        (EndOfRun, {"curve": [0.5, 0.0]}, "--curve has the budget 0.0"),
         (EndOfRun, {"curve": [1.5]}, "--curve has the budget 1.5; expected fractions of all heads above 0 and at most 1"),
     ],
 )
@@ -205,14 +190,6 @@ def test_nothing_in_a_configuration_is_refused_where_something_is_needed(text, t
     (tmp_path / "my.yaml").write_text(text)
     with pytest.raises(GateError, match="null"):
         Setup.of(read("fit", ["--config", "default.yaml", "--config", str(tmp_path / "my.yaml")]).options)
-
-
-@pytest.mark.parametrize(
-    "options", [RunOptions(seed=LARGEST_SEED), WeightsKept(patience=1), ScratchTraining(), EndOfRun(curve=[1.0])]
-)
-def test_the_options_of_a_run_are_frozen(options):
-    with pytest.raises(FrozenInstanceError):
-        setattr(options, next(iter(asdict(options))), 1)
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,8 @@ def test_the_run_directory_has_the_documented_shape(full_run):
 
 
 def test_the_comparison_has_every_method_at_the_same_budget_and_cost(full_run):
-    table = pd.read_csv(full_run[0] / "comparison.csv")
+    """And what is told of the run is what the table has."""
+    table, metrics = pd.read_csv(full_run[0] / "comparison.csv"), json.loads((full_run[0] / "metrics.json").read_text())
     for stage in ("post hoc", "retrained"):
         rows = table[table["stage"] == stage].set_index("method")
         assert rows["heads"].to_dict() == {"dense": 8} | dict.fromkeys(METHODS, 3)
@@ -78,6 +79,14 @@ def test_the_comparison_has_every_method_at_the_same_budget_and_cost(full_run):
     assert post_hoc["learned"] == 16  # in which the gates were learned
     assert set(post_hoc.drop("learned")) == {0}
     assert table["test_accuracy"].between(0, 1).all()
+    own, learned = metrics["run"], table[(table["method"] == "learned") & (table["stage"] == "retrained")].iloc[0]
+    assert own["method"] == "learned"
+    assert own["result"]["test_accuracy"] == pytest.approx(learned["test_accuracy"], abs=1e-9)
+    assert own["dense"]["post hoc"]["test_loss"] == table.iloc[0]["test_loss"]
+    assert own["kept"] == 3 == sum(own["by_site"].values())
+    assert (metrics["budgets"], metrics["seeds"], metrics["methods"]) == ([3], [0], ["dense", *METHODS])
+    assert metrics["heads"] == metrics["gates"] == 8
+    assert metrics["versions"]["torch"] == torch.__version__
 
 
 def test_equal_masks_have_equal_results(full_run):
@@ -113,34 +122,14 @@ def test_scores_and_rankings_agree_with_the_masks(full_run):
 
 
 def test_the_gates_over_time_are_those_of_the_prune_phase(full_run):
-    run, _ = full_run
-    course = pd.read_csv(run / "gates_over_time.csv")
-    assert course.columns[:4].tolist() == ["seed", "method", "budget", "step"]
+    course = pd.read_csv(full_run[0] / "gates_over_time.csv")
+    assert course.columns[:6].tolist() == ["seed", "method", "budget", "step", "expected", "price"]
     assert course["step"].between(17, 32).all()
     assert course["step"].iloc[-1] == 32
-    assert course.columns[4:6].tolist() == ["expected", "price"]
     gates = course.iloc[:, 6:].astype(float)
     assert gates.shape[1] == 8
-    assert gates.min(axis=None) >= 0
-    assert gates.max(axis=None) <= 1
+    assert gates.stack().between(0, 1).all()
     assert gates.iloc[-1].sum() < 3.5 < 6 < gates.iloc[0].sum()
-
-
-def test_the_summary_agrees_with_the_table(full_run):
-    run, _ = full_run
-    metrics = json.loads((run / "metrics.json").read_text())
-    table = pd.read_csv(run / "comparison.csv")
-    learned = table[(table["method"] == "learned") & (table["stage"] == "retrained")].iloc[0]
-    own = metrics["run"]
-    assert own["method"] == "learned"
-    assert own["result"]["test_accuracy"] == pytest.approx(learned["test_accuracy"], abs=1e-9)
-    assert own["dense"]["post hoc"]["test_loss"] == table.iloc[0]["test_loss"]
-    assert own["kept"] == 3 == sum(own["by_site"].values())
-    assert metrics["budgets"] == [3]
-    assert metrics["heads"] == metrics["gates"] == 8
-    assert metrics["methods"] == ["dense", *METHODS]
-    assert metrics["seeds"] == [0]
-    assert metrics["versions"]["torch"] == torch.__version__
 
 
 @pytest.mark.integration
@@ -237,23 +226,6 @@ def test_the_final_table_and_paths_are_printed(full_run):
 
 
 @pytest.mark.integration
-def test_the_saved_configuration_repeats_the_run(full_run, tmp_path):
-    again = tmp_path / "again"
-    given = [
-        "--config",
-        str(full_run[0] / "config.yaml"),
-        "--run_dir",
-        str(again),
-        "--compare",
-        "none",
-        "--wandb.mode",
-        "disabled",
-    ]
-    assert main(given) == 0
-    assert_same_weights(again, full_run[0])
-
-
-@pytest.mark.integration
 def test_killed_and_resumed_equals_unbroken(tmp_path, full_run):
     """It also stays one run in W&B."""
     given = ["--config", write_config(tmp_path), "--run_dir", str(tmp_path / "run"), "--wandb.mode", "offline"]
@@ -292,18 +264,36 @@ def assert_same_tables(run, other):
 
 @pytest.mark.integration
 def test_a_finished_run_that_is_resumed_trains_nothing(tmp_path, full_run, monkeypatch):
-    """Whatever of its tables was lost is written again."""
+    """Whatever of its tables was lost is written again, its log stays, and of an earlier comparison nothing is left where
+    nothing is compared. Its saved configuration is that of the run; with other options it does not go on."""
     run = shutil.copytree(full_run[0], tmp_path / "run")
+    logged = (run / "metrics.csv").read_text()
     for lost in ("comparison.csv", "masks.json", "scores.csv", "gates_over_time.csv", "metrics.json", "verdict.md"):
         (run / lost).unlink()
     shutil.rmtree(run / "export")
     started = count_trainings(monkeypatch)
-    arguments = ["--config", write_config(tmp_path), "--run_dir", str(run), "--compare", "full", "--curve", "[0.5, 0.25]"]
-    assert main([*arguments, "--existing", "resume"]) == 0
-    assert started == []
+    arguments = [
+        "--config",
+        str(run / "config.yaml"),
+        "--run_dir",
+        str(run),
+        "--wandb.mode",
+        "disabled",
+        "--existing",
+        "resume",
+    ]
+    assert main(arguments) == 0
     assert_same_tables(run, full_run[0])
+    json.loads((run / "metrics.json").read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     states = [(folder / "export" / "model.safetensors").read_bytes() for folder in (run, full_run[0])]
     assert states[0] == states[1]
+    assert main([*arguments, "--data.train_rows", "128"]) == 2
+    assert main([*arguments, "--compare", "none"]) == 0
+    assert not {"scores.csv", "curve.csv"} & {path.name for path in run.iterdir()}
+    assert [path.name for path in (run / "masks").iterdir()] == ["learned.json"]
+    assert pd.read_csv(run / "comparison.csv")[["method", "stage"]].to_numpy().tolist() == [["learned", "retrained"]]
+    assert started == []
+    assert (run / "metrics.csv").read_text() == logged
 
 
 @pytest.mark.integration
@@ -324,12 +314,6 @@ def test_limits_of_batches_hold_from_one_end_of_a_run_to_the_other(tmp_path, cap
     for split, examples in (("select", 32), ("test", 48)):
         right = row[f"{split}_accuracy"] * examples
         assert right == pytest.approx(round(right), abs=1e-4), split
-
-
-@pytest.mark.integration
-def test_ctrl_c_says_how_to_go_on(tmp_path):
-    given = ["--config", write_config(tmp_path), "--run_dir", "run"]
-    assert stops.fit(given, tmp_path, Moment(STEP, 3), signal.SIGINT) == (130, "stopped; go on with --existing resume\n")
 
 
 @pytest.mark.integration
@@ -387,25 +371,14 @@ def test_predictions_of_two_processes_are_those_of_one_in_their_order(two_proces
 @pytest.mark.nightly
 def test_two_processes_equal_one(tmp_path):
     no_dropout = [f"--model.from_scratch.{name}_dropout_prob=0.0" for name in ("hidden", "attention_probs")]
-    common = [
-        "--config",
-        write_config(tmp_path),
-        *no_dropout,
-        "--model.draw_per",
-        "batch",
-        "--compare",
-        "posthoc",
-        "--curve",
-        "[0.5]",
-    ]
-    done = run_fit(*common, "--run_dir", "one", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
+    more = ["--model.draw_per", "batch", "--compare", "posthoc", "--curve", "[0.5]"]
     halves = ["--data.batch_size", "8", "--trainer.devices", "2", "--trainer.strategy", "ddp"]
-    shown = ["--trainer.enable_progress_bar", "true"]
-    two = run_fit(*common, *halves, *shown, "--run_dir", "two", cwd=tmp_path)
-    assert two.returncode == 0, two.stderr[-3000:]
-    told = two.stderr.splitlines()
-    assert not {"\r", "\x1b"} & set(two.stderr)
+    for name, given in (("one", []), ("two", [*halves, "--trainer.enable_progress_bar", "true"])):
+        common = ["--config", write_config(tmp_path), *no_dropout, *more]
+        done = run_fit(*common, *given, "--run_dir", name, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr[-3000:]
+    told = done.stderr.splitlines()
+    assert not {"\r", "\x1b"} & set(done.stderr)
     phases = ["finetune 0/16", "prune 0/16", "retrain 0/16", "evaluating select 0/1", "evaluating test 0/1"]
     compared = ["exporting, reloading and checking the pruned model", "comparison 0/10", "quality by budget 0/8"]
     written = ["drawing masks and gates", "tables and tests"]
@@ -535,35 +508,6 @@ def test_nan_keeps_the_last_good_checkpoint(tmp_path, capsys, monkeypatch):
     for saved in (tmp_path / "ruined" / "experiments").rglob("*.ckpt"):
         assert torch.load(saved)["state_dict"]["backbone.classifier.weight"].abs().max() < 10
     assert main([*arguments, "--existing", "resume"]) == 0
-
-
-def test_a_run_is_not_resumed_with_other_options(full_run, tmp_path, capsys):
-    """A checkpoint of one configuration would go on, and be described, as another's."""
-    run = shutil.copytree(full_run[0], tmp_path / "run")
-    before = (run / "config.yaml").read_text()
-    arguments = ["--config", str(run / "config.yaml"), "--run_dir", str(run), "--existing", "resume"]
-    assert main([*arguments, "--data.train_rows", "128"]) == 2
-    assert "data.init_args.train_rows was 256 and is 128 now" in capsys.readouterr().err
-    assert (run / "config.yaml").read_text() == before
-
-
-@pytest.mark.integration
-def test_a_resumed_run_keeps_its_log(full_run, tmp_path):
-    run = tmp_path / "run"
-    shutil.copytree(full_run[0], run)
-    before = pd.read_csv(run / "metrics.csv")
-    arguments = ["--config", write_config(tmp_path), "--run_dir", str(run), "--existing", "resume"]
-    assert main([*arguments, "--compare", "posthoc"]) == 0
-    after = pd.read_csv(run / "metrics.csv")
-    assert set(before["step"]) <= set(after["step"])
-    pd.testing.assert_frame_equal(before, after)  # there was nothing left to train
-    assert {path.name for path in run.iterdir()} >= SHAPE
-    json.loads((run / "metrics.json").read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    assert main(arguments) == 0  # and compares nothing: what belongs to an earlier comparison goes
-    assert not {"scores.csv", "curve.csv"} & {path.name for path in run.iterdir()}
-    assert [path.name for path in (run / "masks").iterdir()] == ["learned.json"]
-    assert pd.read_csv(run / "comparison.csv")[["method", "stage"]].to_numpy().tolist() == [["learned", "retrained"]]
-    pd.testing.assert_frame_equal(before, pd.read_csv(run / "metrics.csv"))
 
 
 def test_an_old_run_survives_settings_that_cannot_start(full_run, tmp_path, capsys):

@@ -11,13 +11,11 @@ from gates.attention.sites import find_attention
 from gates.export.checkpoint import load_pruned
 from gates.export.cost import cache_bytes_of
 from tests.training.causal_runs import make_data, write_config
-from training.commands.summary import read_runs, summarise
 from training.commands.table import run_command
 from training.comparison.methods import LEARNED
 from training.fit import main
 from training.report import captions
 from training.report.reading import read_contents
-from training.scoring.scorers import SCORERS
 
 pytestmark = pytest.mark.integration
 DENSE = 2 * 2 * 2 * 8 * 4
@@ -87,10 +85,6 @@ def test_the_export_reloads_with_the_perplexity_of_the_table(run):
     assert torch.tensor(surprise / tokens).exp() == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_summary_shows_it_too(run):
-    assert len(summarise(read_runs([run]), "test_perplexity"))
-
-
 def test_a_run_goes_on_from_the_export(run, tmp_path):
     """The pruned model is the dense one of the next run."""
     data = "{class_path: SyntheticDocuments, init_args: {train_rows: 16, select_rows: 8, test_rows: 8, max_length: 40}}"
@@ -105,9 +99,9 @@ def test_a_run_goes_on_from_the_export(run, tmp_path):
 
 @pytest.mark.nightly
 def test_every_method_is_compared(tmp_path):
-    """All that have a name, and the ones with something added; masks of scores without training alone."""
+    """All that train, and masks of scores with something added; scores alone are computed elsewhere."""
     trained = ["dense+distil", *LEARNED, "learned+distil"]
-    scored = [*SCORERS, "his+swap", "his+refit", "his+rescale", "his+draws"]
+    scored = ["his+swap", "his+refit", "his+rescale", "his+draws"]
     common = ["--config", write_config(tmp_path), "--model.unit", "head", "--data.train_rows", "16", "--budgets", "4"]
     for methods, more in ((trained, ["--prices", "0.01"]), (scored, ["--stages", "post hoc"])):
         run = tmp_path / methods[0]

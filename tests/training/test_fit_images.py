@@ -14,6 +14,8 @@ from tests.training.data.test_images import VIT, write_images
 from training.__main__ import main as command
 from training.fit import main
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):

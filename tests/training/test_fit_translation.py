@@ -11,9 +11,8 @@ import pandas as pd
 import pytest
 import torch
 from scipy.stats import hypergeom
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoTokenizer
 
-from gates.export.checkpoint import load_pruned
 from tests.models import build
 from tests.training.runs import run_fit
 from tests.training.translation_runs import make_data, write_config
@@ -85,11 +84,6 @@ def test_methods_are_compared_in_bleu_at_equal_steps(run):
     assert scratch["steps"] == round(retrained.loc["learned", "steps"] * 3 / 2) + retrained.loc["learned", "steps"] / 2
 
 
-def test_the_curve_is_of_the_kinds_that_the_run_prunes(run):
-    curve = pd.read_csv(run / "curve.csv")
-    assert set(curve["heads"]) == {8 // 2 + 4 + 4}
-
-
 def test_masks_are_compared_with_random_ones_of_their_kinds(run):
     """Encoder heads are chosen, 3 of 8 each; the 8 of the decoder are in every mask."""
     chance = sum(hypergeom.pmf(i, 8, 3, 3) * (8 + i) / (8 + 6 - i) for i in range(4))
@@ -99,19 +93,6 @@ def test_masks_are_compared_with_random_ones_of_their_kinds(run):
     agreement = agreement[~alone]
     assert len(agreement) > 0
     assert agreement["chance_jaccard"].tolist() == pytest.approx([chance] * len(agreement))
-
-
-def test_methods_with_the_same_mask_have_the_same_translations(tmp_path):
-    same = ["--model.budget", "{encoder: 0}", "--compare", "full", "--retrained", "[his,random]", "--curve", "[]"]
-    assert fit(tmp_path, *same, "--data.select_rows", "8", "--data.test_rows", "8") == 0
-    retrained = pd.read_csv(tmp_path / "run" / "comparison.csv").query("stage == 'retrained'").set_index("method")
-    assert retrained.loc["random", "experiment"] == retrained.loc["his", "experiment"]  # one training for both
-    folder = tmp_path / "run" / "translations"
-    for search in ("greedy", "beam"):
-        texts = [(folder / f"{method}.retrained.{search}.txt").read_bytes() for method in ("his", "random")]
-        assert texts[0] == texts[1]
-    systems = pd.read_csv(folder / "significance.csv")["system"]
-    assert {"his.retrained", "random.retrained"} <= set(systems)
 
 
 def test_the_budget_is_of_encoder_heads_and_the_decoder_has_not_moved(run):
@@ -169,13 +150,6 @@ def test_the_tokenizer_is_saved_with_the_run_and_the_export(run):
     ids = make_data().tokenizer(sentence)["input_ids"]
     for folder in (run / "tokenizer", run / "export"):
         assert AutoTokenizer.from_pretrained(folder)(sentence)["input_ids"] == ids
-
-
-def test_an_export_can_be_pruned_on(run, tmp_path):
-    more = ["--model.from_scratch", "null", "--model.backbone", str(run / "export"), "--model.finetune", "0"]
-    assert fit(tmp_path, *more, "--model.budget", "{encoder: 1}") == 0
-    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "run" / "export", trust_remote_code=True)
-    assert sum(shape["heads"] for name, shape in model.config.pruned_attention.items() if name.startswith("encoder")) == 1
 
 
 def test_a_run_goes_on_from_its_checkpoint_to_the_same_end(tmp_path):
@@ -347,11 +321,3 @@ def test_rivals_keep_the_kinds_that_a_price_leaves_whole(tmp_path):
     assert kept["lambda(noise=configured)+swap"]["encoder"] < 8
     assert kept.pop("dense") == {"encoder": 8, "decoder": 4, "cross": 4}
     assert all(kinds == kept["lambda(noise=configured)+swap"] | {"decoder": 4, "cross": 4} for kinds in kept.values())
-
-
-def test_a_translator_that_loses_all_its_heads_is_exported(tmp_path):
-    none = ["--model.budget", "0", "--model.freeze_while_pruning", "null", "--compare", "none"]
-    assert fit(tmp_path, *none) == 0
-    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["run"]["kept"] == 0
-    model = load_pruned(tmp_path / "run" / "export")
-    assert not [name for name, _ in model.named_parameters() if "k_proj" in name]

@@ -10,7 +10,6 @@ from gates.errors import GateError
 from tests.training.runs import make_data, make_pruner, make_setup
 from training.commands.table import run_command
 from training.comparison.cache import identity_of_dense, run_inputs
-from training.pruner.callbacks import CostInCheckpoints
 from training.pruner.checkpoints import IDENTITY, check_identity, read_archive, read_checkpoint, write_checkpoint
 from training.runs.directory import RunDirectory
 from training.runs.resume import identity_of, noted_identity
@@ -32,17 +31,11 @@ def commands(run, folder):
     return {
         "export": ["export", str(run), "--format", "masked", "--output", str(folder / "out")],
         "refit": ["export", str(run), "--format", "masked", "--refit", "--output", str(folder / "out")],
-        "export one": ["export", f"{run}/checkpoints/dense.ckpt", "--format", "masked", "--output", str(folder / "out")],
         "analyze": ["analyze", str(run), "--experiments", "ablate", "--run_dir", str(folder / "out")],
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("command", "name"),
-    [
-        ("export", "final"), ("refit", "dense"), ("export one", "dense"), ("analyze", "dense"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("command", "name"), [("export", "final"), ("refit", "dense"), ("analyze", "dense")])
 def test_another_runs_checkpoint_is_refused_by_its_name(command, name, run, tmp_path, capsys):
     path = run / "checkpoints" / f"{name}.ckpt"
     make_foreign(path)
@@ -74,14 +67,6 @@ def test_runs_that_differ_in_an_option_differ_in_identity():
     assert identity_of(json.loads(json.dumps(run_inputs(setup, dense)))) == own  # as it is read again
     assert identity_of(run_inputs(replace(setup, model=replace(setup.model, budget=2)), dense)) != own
     assert identity_of(run_inputs(setup, {**dense, "seed": 1})) != own
-
-
-def test_an_experiment_goes_on_from_its_own_checkpoint_alone(tmp_path):
-    """The last one of another, put into the folder of one that is under way."""
-    write_checkpoint({"cost": {"seconds": 2.0}, IDENTITY: "ab"}, tmp_path / "last.ckpt")
-    assert CostInCheckpoints.read(tmp_path / "last.ckpt", "ab").seconds == 2.0
-    with pytest.raises(GateError, match=r"last.ckpt' is not of the experiment that is made there"):
-        CostInCheckpoints.read(tmp_path / "last.ckpt", "cd")
 
 
 def test_a_checkpoint_without_identity_is_of_no_run_that_has_one(tmp_path):

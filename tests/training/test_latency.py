@@ -86,13 +86,6 @@ def test_a_cpu_is_timed_by_the_wall_clock(monkeypatch):
     assert alternate("a", {"a": int}, CPU, Effort(turns=2, warm_up=0)).of["a"] == [2000.0] * 2
 
 
-def test_the_stopwatch_of_a_cpu_runs_the_work_once():
-    calls = []
-    times = alternate("a", {"a": lambda: calls.append(1)}, CPU, Effort(turns=2, warm_up=1))
-    assert len(calls) == 3
-    assert all(value >= 0 for value in times.of["a"])
-
-
 COSTS = {"encoder": 1.0, "decoder": 2.0, "cross": 0.5}
 
 

@@ -115,10 +115,10 @@ WORLD = World("torchrun", size=4, rank=1, per_node=2)
 
 
 @pytest.mark.parametrize("devices", ["auto", -1, "-1", 2, "2", [0, 3]])
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_devices_and_machines_follow_the_launcher(devices, nodes):
-    fitted = WORLD.fitted(TrainerOptions(devices=devices, num_nodes=nodes))
-    assert (fitted.devices, fitted.num_nodes) == (devices if isinstance(devices, list) else 2, 2)
+def test_devices_and_machines_follow_the_launcher(devices):
+    for nodes in (1, 2):
+        fitted = WORLD.fitted(TrainerOptions(devices=devices, num_nodes=nodes))
+        assert (fitted.devices, fitted.num_nodes) == (devices if isinstance(devices, list) else 2, 2)
 
 
 @pytest.mark.parametrize(
@@ -169,15 +169,14 @@ def test_a_job_with_a_task_for_each_core_does_not_stop_what_lightning_starts(env
     assert trainer_of(devices=2).world_size == 2
 
 
-@pytest.mark.parametrize("name", sorted(COMMANDS.keys() - {"fit", "compare"}))
-def test_commands_of_one_process_refuse_several(name, environment):
+def test_commands_of_one_process_refuse_several(environment):
     environment(TORCHRUN)
-    with pytest.raises(GateError, match=f"^torchrun started 4 processes, but {name} works in one; start it once, without"):
-        work_on(name, None)
+    for name in COMMANDS.keys() - {"fit", "compare"}:
+        with pytest.raises(GateError, match=f"^torchrun started 4 processes, but {name} works in one; start it once, without"):
+            work_on(name, None)
 
 
-@pytest.mark.parametrize("command", ["fit", "compare"])
-@pytest.mark.parametrize("rank", ["0", "1"])
+@pytest.mark.parametrize(("command", "rank"), [("fit", "0"), ("fit", "1"), ("compare", "1")])
 def test_every_process_says_what_does_not_fit(command, rank, environment, tmp_path, capsys):
     environment(TORCHRUN | {"RANK": rank})
     arguments = [command, "--config", write_config(tmp_path), "--run_dir", str(tmp_path / "run"), "--trainer.devices", "1"]
@@ -226,5 +225,3 @@ def test_tasks_of_slurm_make_one_training_and_hear_the_same_refusals(tmp_path):
     for code, _, errors in two_tasks(tmp_path, *arguments):
         assert code == 2
         assert errors.splitlines()[-1].startswith("error: 'run' already holds a run")
-    for code, out, _ in two_tasks(tmp_path, *arguments, "--existing", "resume"):
-        assert (code, "error" in out) == (0, False)

@@ -59,15 +59,11 @@ def test_a_home_directory_within_lists_and_names(home):
     assert read("summary", ["~/a", "b"]).options.runs == [str(home / "a"), "b"]
 
 
-def test_a_configuration_in_the_home_directory(home):
-    (home / "mine.yaml").write_text("data: {class_path: Ratings}\nseed: 7\n")
-    options = read("fit", ["--config=text.yaml", "--config=~/mine.yaml", *MODEL, *FILES]).options
-    assert (options.seed, options.data.class_path) == (7, "training.config.data.Ratings")
-
-
 def test_a_mask_in_the_home_directory(home):
     (home / "m.json").write_text('{"0": [1]}')
     assert Method.parse("mask:~/m.json+refit").base == f"mask:{home / 'm.json'}"
+    with pytest.raises(GateError, match=r"'s3://b/m\.json' is not on this machine; expected the path"):
+        Method.parse("mask:s3://b/m.json")
 
 
 @pytest.mark.parametrize("place", [*ELSEWHERE, "~noone-has-this-name/a"])
@@ -80,10 +76,8 @@ def test_a_place_elsewhere_is_no_path(place):
     ("command", "arguments", "shown", "expected"),
     [
         ("fit", [*MODEL, *FILES, "--run_dir"], "--run_dir", "a path on this machine"),
-        ("fit", [*MODEL, *FILES, "--data.train_file"], "--data.train_file", "a path on this machine"),
         ("fit", [*FILES, "--model.backbone"], "--model.backbone", "a hub name or a path on this machine"),
         ("compare", [*MODEL, *FILES, "--experiments"], "--experiments", "a path on this machine"),
-        ("export", ["run", "--output"], "--output", "a path on this machine"),
         ("sweep", [], "FILE", "a path on this machine"),
     ],
 )
@@ -92,11 +86,6 @@ def test_a_place_elsewhere_is_refused_before_anything_is_made(command, arguments
     assert run_command(command, [*arguments, place]) == 2
     assert capsys.readouterr().err == f"error: {shown} is {place}, which it does not take; expected {expected}\n"
     assert os.listdir() == []
-
-
-def test_a_mask_elsewhere():
-    with pytest.raises(GateError, match=r"'s3://b/m\.json' is not on this machine; expected the path"):
-        Method.parse("mask:s3://b/m.json")
 
 
 def test_every_option_that_names_a_place_is_of_such_a_type():

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from training.runs import progress
 from training.runs.launched import VARIABLES
-from training.runs.progress import Display, LiveBars, PlainLines, duration
+from training.runs.progress import Display, LiveBars, PlainLines
 
 
 class Clock:
@@ -53,14 +53,6 @@ def test_a_pipe_gets_a_line_at_once_and_then_one_per_30_seconds(lines, clock):
         "prune 83/83, loss 0.01, heads 31 -> 18, took 2 min",
     ]
     assert times == [130.0, 160.0, 190.0, 220.0]
-
-
-def test_a_pipe_gets_no_more_than_the_names_of_short_stages(lines, clock):
-    for name in ("data", "model"):
-        stage = lines.begin(name, None, 0)
-        clock.now += 30
-        stage.end()
-    assert said(lines) == ["data", "model"]
 
 
 def test_a_stage_within_another_has_no_line_of_its_own_before_its_time(lines, clock):
@@ -150,10 +142,7 @@ def test_a_pipe_gets_no_control_characters(capfd):
     assert told.out == "result\n"
 
 
-@pytest.mark.parametrize(
-    ("environment", "first"),
-    [({}, True), ({"LOCAL_RANK": "0"}, True), ({"LOCAL_RANK": "1"}, False)],
-)
+@pytest.mark.parametrize(("environment", "first"), [({}, True), ({"LOCAL_RANK": "0"}, True), ({"LOCAL_RANK": "1"}, False)])
 def test_the_first_process_alone_tells(environment, first, monkeypatch, capfd):
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
@@ -183,8 +172,3 @@ def test_a_terminal_has_a_bar_per_stage_and_a_line_for_each_that_ended(clock):
     assert console.file.getvalue().splitlines()[-1].endswith("comparison 3/3, 42 s")
     with display.paused():  # with nothing under way
         pass
-
-
-@pytest.mark.parametrize(("seconds", "words"), [(0, "0 s"), (89, "89 s"), (90, "2 min"), (3600, "60 min"), (5400, "1.5 h")])
-def test_times_in_words(seconds, words):
-    assert duration(seconds) == words

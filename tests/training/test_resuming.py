@@ -63,9 +63,7 @@ def test_every_option_that_is_not_free_is_compared(full_run, tmp_path):
     assert free >= {"run_dir", "save_every", "wandb.mode", "trainer.enable_progress_bar", "compare", "curve"}
 
 
-@pytest.mark.parametrize(
-    ("began", "now"), [(1, 1.0), (1.0, 1), (True, 1), ("3", 3), (None, False), ({"encoder": 1}, {"encoder": 1.0})]
-)
+@pytest.mark.parametrize(("began", "now"), [(1, 1.0), (True, 1), ({"encoder": 1}, {"encoder": 1.0})])
 def test_equal_values_of_other_types_are_other_options(began, now, tmp_path):
     """A budget of 1 is one head, and of 1.0 all of them."""
     with pytest.raises(GateError, match=r"model\.budget was .* and is .* now"):

@@ -1,7 +1,6 @@
 """What commands have written, read again: what is damaged or changed is named, and never taken for something else."""
 
 import errno
-import json
 import os
 
 import numpy as np
@@ -109,11 +108,6 @@ def test_a_folder_in_the_place_of_a_file_is_named(tmp_path):
         read_json(tmp_path / "metrics.json", dict)
 
 
-def test_what_is_whole_is_read(tmp_path):
-    (tmp_path / "metrics.json").write_text(json.dumps({"heads": 8}))
-    assert read_json(tmp_path / "metrics.json", dict) == {"heads": 8}
-
-
 def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "metrics.json")
     with pytest.raises(GateError, match="is no regular file"):
@@ -134,11 +128,7 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "read"),
-    [
-        ("comparison.csv", read_table),
-        ("verdict.md", read_text),
-        ("masks/his.json", lambda path: read_json(path, dict)),
-    ],
+    [("comparison.csv", read_table), ("verdict.md", read_text), ("masks/his.json", lambda path: read_json(path, dict))],
 )
 def test_every_reader_notices_another_digit(name, read, folder):
     path = folder / name
@@ -152,11 +142,6 @@ def test_every_reader_notices_another_digit(name, read, folder):
     path.write_text("another\n1\n" if path.suffix == ".csv" else "{}")
     remove_checksums(folder)
     read(path)
-
-
-def test_a_file_of_which_nothing_is_stated_is_read(folder):
-    (folder / "new.csv").write_text("seed\n1\n")
-    assert len(read_table(folder / "new.csv")) == 1
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "[" * 20_000])

@@ -4,17 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import DynamicCache
 
-from gates.attention.examples import (
-    MIXED,
-    UNKNOWN,
-    ExampleAxis,
-    axes_of,
-    collect,
-    count_examples,
-    locate,
-    only_axis,
-    replaced,
-)
+from gates.attention.examples import MIXED, UNKNOWN, ExampleAxis, axes_of, collect, count_examples, locate, only_axis, replaced
 from gates.errors import GateError
 from gates.gating.head_gates import HeadGates
 from tests.gates import layouts

@@ -80,10 +80,9 @@ def reached(model, inputs):
 
 
 @pytest.mark.parametrize("name", chosen.architectures())
-@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-def test_every_architecture_of_the_coverage(name, padded):
+def test_every_architecture_of_the_coverage(name):
     model = architectures.build(architectures.BY_NAME[name])
-    found, expected, output = reached(model, example_inputs(model, padded=padded))
+    found, expected, output = reached(model, example_inputs(model, padded=True))
     assert found == expected
     assert output.isfinite().all()
 

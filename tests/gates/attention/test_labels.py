@@ -42,14 +42,8 @@ ALBERT = {**TEXT, "embedding_size": 8, "num_hidden_groups": 2, "inner_group_num"
     [
         (lambda: _towers("CLIPSeg"), ["decoder.0", "decoder.1", "encoder.0", "encoder.1"]),  # its text model is causal
         (lambda: _towers("AltCLIP"), TOWERS),
-        (
-            _idefics2,
-            ["vision_model.encoder.0", "vision_model.encoder.1", "connector.encoder.0", "decoder.0", "decoder.1"],
-        ),
-        (
-            _speech_wrapped,
-            ["encoder.0", "encoder.1", "encoder.2", "decoder.0", "cross.0", "decoder.1", "cross.1"],
-        ),
+        (_idefics2, ["vision_model.encoder.0", "vision_model.encoder.1", "connector.encoder.0", "decoder.0", "decoder.1"]),
+        (_speech_wrapped, ["encoder.0", "encoder.1", "encoder.2", "decoder.0", "cross.0", "decoder.1", "cross.1"]),
         (lambda: t.AlbertModel(t.AlbertConfig(**ALBERT)), ["encoder.0.0", "encoder.0.1", "encoder.1.0", "encoder.1.1"]),
         (
             lambda: t.CanineModel(t.CanineConfig(**SIZES)),
@@ -62,7 +56,7 @@ def test_stacks_of_one_kind_are_told_apart(build, expected):
     assert list(site_labels(find_attention(build()))) == expected
 
 
-@pytest.mark.parametrize("name", chosen.architectures((*chosen.FAST, "Lilt")))
+@pytest.mark.parametrize("name", [*chosen.FAST, *chosen.CHOSEN])
 def test_a_label_that_is_unique_stays(name):
     sites = find_attention(architectures.build(architectures.BY_NAME[name]))
     labels = [site.label for site in sites]

@@ -71,11 +71,7 @@ def test_attention_beside_the_gates_is_an_error_at_the_first_call(monkeypatch):
     model, batch = zoo.build(architecture), zoo.inputs(architecture)
     gates = HeadGates(model)
     assert gates.heads == 8
-    with (
-        gates.attached(),
-        torch.no_grad(),
-        pytest.raises(GateError, match=r"LiltAttention.* pass the gates of its 4 heads"),
-    ):
+    with gates.attached(), torch.no_grad(), pytest.raises(GateError, match=r"LiltAttention.* pass the gates of its 4 heads"):
         model(**batch)
     with torch.no_grad():
         model(**batch)  # nothing is left behind

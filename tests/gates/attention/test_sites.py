@@ -158,18 +158,6 @@ def test_a_part_that_a_model_lacks_is_named():
         find_attention(build("bert"), only="classifier")
 
 
-def test_a_partly_known_model_is_an_error():
-    class StrangeAttention(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weights = nn.Parameter(torch.zeros(2, 2))
-
-    model = build("bert")
-    model.bert.encoder.layer[1].attention = StrangeAttention()
-    with pytest.raises(GateError, match="StrangeAttention"):
-        find_attention(model)
-
-
 def test_bloom_that_goes_round_its_output_projection_is_refused():
     config = t.BloomConfig(hidden_size=32, n_layer=1, n_head=4, vocab_size=20, pretraining_tp=2, slow_but_exact=True)
     with pytest.raises(GateError, match="slow_but_exact"):

@@ -123,7 +123,7 @@ def test_the_snippet_of_every_form_and_task_runs_to_a_prediction(tmp_path, token
 def test_the_snippet_of_an_onnx_export_predicts_what_the_model_predicts(tmp_path, tokenizer):
     exports, models, folder = {}, {}, tmp_path / "snippets"
     folder.mkdir()
-    for name in ("bert", "llama", "bart", "vit"):
+    for name in ("llama", "bart", "vit"):
         model, directory, mask = build(name), tmp_path / name, random_mask(name)
         directory.mkdir()
         cut = remove_heads_(build(name), mask)
@@ -139,8 +139,6 @@ def test_the_snippet_of_an_onnx_export_predicts_what_the_model_predicts(tmp_path
         exports[name], models[name] = directory, cut
     said = run(folder, exports)
     inputs = dict(tokenizer("The attention heads that are left do the work.", return_tensors="pt"))
-    label = int(models["bert"](**inputs).logits[0].argmax())
-    assert said["bert"].strip() == f"LABEL_{label}"
     for name in ("llama", "bart"):
         settings = {"do_sample": False, "max_new_tokens": 20, "eos_token_id": None}
         generated = models[name].generate(**inputs, **settings)

@@ -4,34 +4,15 @@ from safetensors.torch import load_file, save_file
 
 from gates.attention.sites import find_attention
 from gates.errors import GateError
-from gates.export.legacy import expand_pruned_state_dict, load_legacy, mask_of_pruned_heads, parse_pruned_heads
+from gates.export.legacy import load_legacy, mask_of_pruned_heads, parse_pruned_heads
 from tests import version4
 from tests.models import build as build_family
-from tests.version4 import FAMILIES, HEAD_DIM, HEADS, LAYERS, SOME, WHOLE_LAYER, Version4, edit_config
+from tests.version4 import FAMILIES, HEADS, LAYERS, SOME, WHOLE_LAYER, Version4, edit_config
 
 
 def outputs(model, family):
     with torch.no_grad():
         return model.eval()(**version4.inputs(family))[0]
-
-
-@pytest.mark.parametrize("removed", [SOME, WHOLE_LAYER], ids=["some", "whole_layer"])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_expansion_undoes_the_cut_but_for_the_removed_heads(name, removed):
-    family = FAMILIES[name]
-    dense = {key: tensor.clone() for key, tensor in version4.weights_of(family, version4.build(family)).items()}
-    cut = dict(dense)
-    for layer, heads in removed.items():
-        family.cut(cut, layer, heads)
-    pruned = {layer: frozenset(heads) for layer, heads in removed.items()}
-    expanded = expand_pruned_state_dict(cut, pruned, heads=HEADS, head_dim=HEAD_DIM)
-    assert {key: tensor.shape for key, tensor in expanded.items()} == {key: tensor.shape for key, tensor in dense.items()}
-    again = dict(expanded)
-    for layer, heads in removed.items():
-        family.cut(again, layer, heads)
-        key, axis = family.output_of(layer)
-        assert not expanded[key].index_select(axis, torch.tensor(version4.features(heads))).any()
-    assert all(torch.equal(again[key], cut[key]) for key in cut)
 
 
 @pytest.mark.parametrize(("removed", "old_names"), [(SOME, True), (WHOLE_LAYER, False)], ids=["some", "whole_layer"])
@@ -142,7 +123,7 @@ def test_impossible_pruned_heads(value, said):
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2", "albert", "xlm", "vit"])
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
 @pytest.mark.parametrize("claimed", [{0: [1]}, {0: [1, 2], 1: [0], 2: [0]}, {2: [0]}], ids=["fewer", "more", "dense"])
 def test_weights_of_another_shape(name, claimed, tmp_path):
     version4.write(tmp_path / "old", FAMILIES[name], SOME)

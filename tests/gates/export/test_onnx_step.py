@@ -55,10 +55,10 @@ def test_a_decoder_generates_step_by_step_with_its_cache(tmp_path, class_name):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("class_name", ["BartForConditionalGeneration", "T5ForConditionalGeneration"])
-def test_an_encoder_decoder_generates_step_by_step_with_its_cache(tmp_path, class_name):
-    model, mask = build(class_name)
-    dense, _ = build(class_name)
+def test_an_encoder_decoder_generates_step_by_step_with_its_cache(tmp_path):
+    """T5, whose later layers take the position bias of a first one that has no heads left."""
+    model, mask = build("T5ForConditionalGeneration")
+    dense, _ = build("T5ForConditionalGeneration")
     inputs = texts(2, 8, seed=1)
     decoder_ids = texts(2, 6, seed=5)["input_ids"]
     encoder, decoder = export_onnx_files(remove_heads_(model, mask), tmp_path, inputs | {"decoder_input_ids": decoder_ids})

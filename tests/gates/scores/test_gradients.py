@@ -171,20 +171,6 @@ def test_scores_of_attention_matrices_are_summed_over_choices():
     close(together, torch.cat(loop))
 
 
-def test_what_one_loss_reads_says_nothing_of_another():
-    """A contrastive loss after an ordinary one, on the same gates."""
-    model, batch = build("bert"), inputs("bert")
-    gates = HeadGates(model)
-    head_gradients(gates, lambda: model(**batch).logits.square().flatten(1).sum(1))
-
-    def contrastive():
-        pooled = model.bert(**batch).pooler_output
-        return torch.nn.functional.cross_entropy(pooled @ pooled.T, torch.arange(len(pooled)), reduction="none")
-
-    with pytest.raises(GateError, match="depends on the heads of another"):
-        head_gradients(gates, contrastive)
-
-
 PAIRINGS = ([0, 1, 2], [1, 2, 0], [2, 1, 0], [0, 2, 1])
 
 

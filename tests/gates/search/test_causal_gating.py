@@ -49,7 +49,7 @@ def losses_of(subject):
 @pytest.mark.parametrize("name", ["has", pytest.param("bigram", marks=pytest.mark.nightly)])
 def test_needed_heads_facilitate_noise_is_irrelevant_and_a_harmful_head_interferes(name):
     subject, harmful = with_harm(name)
-    found = causal_roles(subject.gates, batches_of(subject), losses_of(subject), steps=60)
+    found = causal_roles(subject.gates, batches_of(subject), losses_of(subject), steps=40)
     needed = needed_heads(subject)
     expected = [
         "facilitating" if head in needed else "interfering" if head == harmful else "irrelevant"
@@ -63,14 +63,14 @@ def test_needed_heads_facilitate_noise_is_irrelevant_and_a_harmful_head_interfer
 def test_the_harmful_head_is_told_by_its_harm_alone():
     """The same weights and no subtraction: the head is noise again."""
     subject = ScoringContext("has")
-    found = causal_roles(subject.gates, batches_of(subject), losses_of(subject), steps=60, seeds=[0])
+    found = causal_roles(subject.gates, batches_of(subject), losses_of(subject), steps=40, seeds=[0])
     assert found.names().count("facilitating") == 1
     assert found.names().count("irrelevant") == 5
 
 
 def test_what_a_head_is_worth_depends_on_the_price():
     subject, _ = with_harm("has")
-    dear = causal_roles(subject.gates, batches_of(subject), losses_of(subject), price=50.0, steps=60, seeds=[0])
+    dear = causal_roles(subject.gates, batches_of(subject), losses_of(subject), price=50.0, steps=40, seeds=[0])
     assert set(dear.names()) == {"irrelevant"}
     assert bool((dear.priced == 0).all())
     assert bool((dear.rewarded == 1).all())

@@ -7,13 +7,13 @@ import torch
 from gates.attention.sites import find_attention
 from gates.errors import GateError
 from gates.surgery.masks import load_mask, save_mask
-from tests.models import FAMILIES, build, random_mask
+from tests.models import build, random_mask
 
 SITES = find_attention(build("bert"))
 """Two of four heads each."""
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ["bert", "marian"])
 def test_a_mask_survives_its_file(name, tmp_path):
     sites, mask = find_attention(build(name)), random_mask(name)
     save_mask(tmp_path / "mask.json", mask, sites, method="his")
@@ -52,7 +52,9 @@ def test_the_file_is_readable(tmp_path):
 )
 def test_other_forms_say_the_same(content, tmp_path):
     (tmp_path / "mask.json").write_text(json.dumps(content))
-    assert load_mask(tmp_path / "mask.json", SITES).tolist() == [0, 1, 0, 0, 1, 0, 0, 1]
+    mask = load_mask(tmp_path / "mask.json", SITES)
+    assert mask.tolist() == [0, 1, 0, 0, 1, 0, 0, 1]
+    assert mask.dtype == torch.float32
 
 
 def test_layers_of_several_kinds_are_called_by_their_labels(tmp_path):
@@ -108,17 +110,3 @@ def test_files_that_do_not_fit_are_refused(tmp_path):
     path.write_text(path.read_text().replace("[0, 1, 2, 3]", "[0, 9]"))
     with pytest.raises(GateError, match="keeps head 9"):
         load_mask(path, sites)
-
-
-@pytest.mark.parametrize(
-    "content", [[[0, 1, 0, 0], [True, False, False, True]], [0, 1, 0, 0, 1, 0, 0, 1], {"0": [1], "1": [3, 0]}]
-)
-def test_masks_are_float32_whatever_the_form(content, tmp_path):
-    (tmp_path / "mask.json").write_text(json.dumps(content))
-    assert load_mask(tmp_path / "mask.json", SITES).dtype == torch.float32
-
-
-def test_a_line_for_each_field_and_each_site(tmp_path):
-    save_mask(tmp_path / "mask.json", random_mask("bert"), SITES, method="his")
-    lines = (tmp_path / "mask.json").read_text().splitlines()
-    assert [line[: len(line) - len(line.lstrip())] for line in lines] == ["", "  ", "  ", "  ", "  ", "    ", "    ", "  ", ""]

@@ -26,7 +26,7 @@ def test_beam_search_is_the_same(name):
     assert torch.equal(generate(name, remove_heads_(model, mask), num_beams=3), expected)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ["bert", "gpt2", "marian"])
 def test_a_full_mask_changes_nothing(name):
     model = build(name)
     expected = logits(model, inputs(name))

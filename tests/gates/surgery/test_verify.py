@@ -142,18 +142,6 @@ def test_removed_and_reloaded_equals_gated(make, seed, tmp_path):
     torch.testing.assert_close(output(load_pruned(tmp_path).eval(), batch), expected, atol=3e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("make", [falcon_h1, moonshine])
-def test_they_write_the_same_text(make):
-    def text(model, batch):
-        prompt = {name: tensor for name, tensor in batch.items() if name != "decoder_input_ids"}
-        return model.generate(**prompt, max_new_tokens=6, min_new_tokens=6, do_sample=False)
-
-    model, batch = made(make)
-    mask = mask_of(model, 0)
-    expected = gated(model, batch, mask, text)
-    assert torch.equal(text(remove_heads_(model, mask, example=batch), batch), expected)
-
-
 @pytest.mark.parametrize("make", [trocr, fsmt])
 def test_attention_of_the_width_of_its_input_is_refused(make):
     model, batch = made(make)

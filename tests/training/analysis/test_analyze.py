@@ -245,10 +245,7 @@ def test_experiments_add_up_in_one_directory(run, tmp_path, capsys):
         (["--experiments", "ablat"], "unknown experiment 'ablat'; expected some of ablate, one-per-layer"),
         (["--experiments", ","], "--experiments is empty"),
         (["--experiments", "domains"], "the experiment domains needs other data"),
-        (
-            ["--other_data.max_distractors", "1"],
-            "(--other_data.max_distractors) and nothing uses them; add",
-        ),
+        (["--other_data.max_distractors", "1"], "(--other_data.max_distractors) and nothing uses them; add"),
         (["--experiments", "survival", "--parser", "y"], "--parser is given and nothing uses it"),
         (["--experiments", "ablate", "--weights", "pruned"], "--weights pruned is for the experiment roles alone"),
         (["--experiments", "ablate", "--conllu", "x"], "--conllu is given and nothing uses it"),

@@ -27,11 +27,6 @@ def test_the_configuration_follows_from_what_is_named(arguments, name):
     assert default_config([argument.split("=")[0] for argument in arguments]).is_file()
 
 
-def test_a_kind_of_data_alone_is_an_embedded_example():
-    line = read("fit", ["--data", "SyntheticDocuments"])
-    assert (line.options.name, line.options.model.from_scratch["model_type"]) == ("synthetic_causal_lm", "gpt2")
-
-
 def test_a_configuration_that_is_named_is_kept(tmp_path):
     (tmp_path / "whole.yaml").write_text("data: {class_path: ParallelText}\n")
     given = ["--config", str(tmp_path / "whole.yaml"), *FILES]
@@ -55,9 +50,3 @@ def test_configurations_that_are_shipped_are_found_from_anywhere(tmp_path, monke
         assert shipped(name) == str(CONFIGS / name.removeprefix("configs/"))
     (tmp_path / "text.yaml").write_text("name: mine\n")
     assert [shipped(name) for name in ("text.yaml", "nowhere.yaml")] == ["text.yaml", "nowhere.yaml"]
-
-
-def test_a_file_alone_implies_text_classification():
-    line = read("fit", ["--model.backbone", "a/model", *FILES])
-    assert line.options.data.class_path == "training.config.data.Text"
-    assert (line.options.model.from_scratch, line.options.name) == (None, "text")

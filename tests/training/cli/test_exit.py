@@ -65,12 +65,6 @@ def test_other_failures_are_not_hidden(capsys):
             ends(raising(error), capsys)
 
 
-def test_help_ends_as_the_parser_says():
-    with pytest.raises(SystemExit) as end:
-        report(["--help"])
-    assert end.value.code == 0
-
-
 def test_tables_that_are_piped_are_not_cut(capsys, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     assert stdout().width == PIPED_WIDTH

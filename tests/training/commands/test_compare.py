@@ -25,6 +25,7 @@ from training.report.reading import read_contents
 from training.runs.directory import UNFINISHED
 from training.scoring.scorers import SCORERS
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 main = partial(run_command, "compare")
 
 JOINT = "learned(pipelined=false)"
@@ -210,9 +211,8 @@ def test_every_method_has_all_its_rows(methods, again):
 
 @pytest.mark.nightly
 def test_two_processes_end_with_complete_tables(tmp_path):
-    """On splits that they cannot share equally, with searches and every pass of a score."""
-    scored = [name for name in SCORERS if not name.startswith("his(")] + ["his(order=best-of-layer)"]
-    methods = ["learned", "his+swap", "learned+draws", *scored]
+    """On splits that they cannot share equally, with searches."""
+    methods = ["learned", "his+swap", "learned+draws", "fisher", "his(order=best-of-layer)"]
     stages, rows = ["post hoc", "post hoc with optimal constants"], {"select": 45, "test": 51}
     given = ["--methods", ",".join(methods), "--budgets", "3", "--seeds", "0", "--stages", ",".join(stages), *SWAPS]
     given += [part for split, count in rows.items() for part in (f"--data.{split}_rows", str(count))]
@@ -257,10 +257,7 @@ def test_two_processes_end_with_complete_tables(tmp_path):
         (["--methods", "his,learned", "--distil.weight", "0.3"], "add +distil to a method"),
         (["--from_scratch_epochs", "3"], "add from scratch to --stages"),
         (["--seeds", "4294967296"], "from 0 to 4294967295"),
-        (
-            ["--methods", "learned(once=true)", "--budgets", "4,{encoder: 2}"],
-            "learns once, for the smallest budget",
-        ),
+        (["--methods", "learned(once=true)", "--budgets", "4,{encoder: 2}"], "learns once, for the smallest budget"),
         (["--methods", "36,18"], "unknown method '36'"),
         (["--prices", "0.1,0.2"], "add lambda to --methods"),
         (["--seed", "5"], "--seeds has those of a comparison"),
@@ -300,7 +297,6 @@ def test_every_price_that_was_trained_with_is_in_a_table(finished, again):
     assert table["price"].tolist() == [0, 3]
     assert table["open"].tolist() == table[sites].sum(axis=1).tolist()
     assert table["open"][0] > table["open"][1]
-    assert (run / "figures" / "prices_lambda.png").is_file()
 
 
 @pytest.mark.integration
@@ -309,7 +305,6 @@ def test_tables_of_other_methods_go_and_others_stay_until_the_comparison_is_comp
     assert (run / "gates_over_time.csv").is_file()
     again("--methods", "his", "--budgets", "4")
     assert not (run / "gates_over_time.csv").exists()
-    assert "open_heads_learned" not in (run / "report.html").read_text(encoding="utf-8")
     before = {path.name: path.read_bytes() for path in run.glob("*.*")}
     after_one = training.comparison.grid.run_seed
 
@@ -348,14 +343,6 @@ def test_a_comparison_killed_with_experiments_elsewhere_goes_on(tmp_path):
         with locked_directory(str(tmp_path)) as run:
             assert run.path == tmp_path
             assert not list(tmp_path.glob(".*.partial-*"))
-
-
-def test_a_directory_with_something_else_is_refused(tmp_path, capsys):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "thesis.txt").write_text("precious")
-    assert main(command(tmp_path / "run", write_config(tmp_path))) == 2
-    assert "something else" in capsys.readouterr().err
-    assert (tmp_path / "run" / "thesis.txt").read_text() == "precious"
 
 
 @pytest.mark.parametrize("command", ["fit", "compare"])

@@ -42,6 +42,7 @@ def refused(tmp_path, capsys, *arguments):
     return printed.err
 
 
+@pytest.mark.integration
 def test_every_layout_loads_again_in_a_process_without_this_project(tmp_path, capsys):
     cases, inputs, expected = [], {}, {}
     ways = [(name, SOME, name == "gpt2", "pruned") for name in LAYOUTS]

@@ -20,11 +20,6 @@ def run(folder, seed, rows):
     return str(folder)
 
 
-def test_a_directory_that_is_no_run_is_named(tmp_path, capsys):
-    assert main([str(tmp_path / "nowhere")]) == 2
-    assert "does not hold a finished run" in capsys.readouterr().err
-
-
 def test_means_and_spreads_over_seeds(tmp_path, capsys):
     runs = [
         run(tmp_path / "a", 0, [("his", "post hoc", 18, 0.80), ("his", "post hoc", 9, 0.70), ("dense", "retrained", 72, 0.9)]),
@@ -74,10 +69,6 @@ def test_bytes_of_the_cache_are_whole_numbers(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "| post hoc | his | 4,128 ± 128 |" in out
     assert "3 seeds (0, 1, 2), kv_bytes_per_token." in out
-    assert main([paths[0], "--metric", "kv_bytes_per_token"]) == 0
-    assert "| post hoc | his | 4,000 |" in capsys.readouterr().out
-    assert main(paths) == 0
-    assert "| post hoc | his | 80.0 ± 0.0 |" in capsys.readouterr().out
 
 
 def comparison(folder, heads, *, metric="test_bleu", by_kind=None, quality=20.0):
@@ -132,15 +123,6 @@ def test_what_is_not_there_is_named(tmp_path, capsys, arguments):
     good = run(tmp_path / "a", 0, [("his", "post hoc", 18, 0.8)])
     assert main([good, *arguments]) == 2
     assert arguments[-1] in capsys.readouterr().err
-
-
-def test_runs_of_two_tasks_are_not_put_into_one_table(tmp_path, capsys):
-    paths = [
-        comparison(tmp_path / "a", 12),
-        run(tmp_path / "b", 0, [("his", "post hoc", 18, 0.8)]),
-    ]
-    assert main([*paths, "--metric", "test_bleu"]) == 2
-    assert "expected one that all of these rows have: there is none" in capsys.readouterr().err
 
 
 def test_within_a_time_a_mean_is_over_seeds_however_many_heads_they_keep(tmp_path, capsys):

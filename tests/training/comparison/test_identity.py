@@ -76,8 +76,6 @@ def test_batches_of_evaluation_matter_only_where_they_are_limited():
         ({"learning_rate": 2e-3}, True),
         ({"freeze": ["classifier"]}, True),
         ({"budget": 5}, False),
-        ({"gate": "relaxed-top-k"}, False),
-        ({"swaps": 40.0}, False),
         ({"refit": True}, False),
         ({"distil": 0.5}, False),
     ],

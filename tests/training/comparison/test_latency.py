@@ -50,6 +50,7 @@ def timed_run(tmp_path_factory):
     return folder / "run", (folder / "stdout").read_text()
 
 
+@pytest.mark.integration
 def test_every_method_ends_within_the_time_and_no_head_could_be_added(timed_run):
     run, _ = timed_run
     limit = TimeLimit.parse(BUDGET, tiny_table())
@@ -65,6 +66,7 @@ def test_every_method_ends_within_the_time_and_no_head_could_be_added(timed_run)
             assert not limit.allows(counts_by_site(more, limit)), method
 
 
+@pytest.mark.integration
 def test_the_run_says_what_was_to_be_what_was_predicted_and_what_is(timed_run):
     run, said = timed_run
     limit = TimeLimit.parse(BUDGET, tiny_table())
@@ -85,7 +87,8 @@ def test_the_run_says_what_was_to_be_what_was_predicted_and_what_is(timed_run):
     assert LatencyTable.read(run / LATENCY) == tiny_table()
 
 
-def test_tables_tell_the_budget_by_the_most_heads_within_it(timed_run):
+@pytest.mark.integration
+def test_tables_tell_the_budget_by_the_most_heads_within_it(timed_run, undrawn):
     run, _ = timed_run
     limit, metrics = TimeLimit.parse(BUDGET, tiny_table()), json.loads((run / "metrics.json").read_text())
     rows = pd.read_csv(run / "comparison.csv")
@@ -99,6 +102,7 @@ def test_tables_tell_the_budget_by_the_most_heads_within_it(timed_run):
     assert f"{limit.most} heads at most, within {limit}" in (run.parent / "report.html").read_text()
 
 
+@pytest.mark.integration
 def test_expected_and_target_times_are_logged(timed_run):
     run, _ = timed_run
     log = pd.read_csv(run / "metrics.csv")[["step", "latency/expected", "latency/target"]].dropna()
@@ -108,6 +112,7 @@ def test_expected_and_target_times_are_logged(timed_run):
     assert (log["latency/expected"] <= log["latency/target"] + 1e-3).all()
 
 
+@pytest.mark.integration
 def test_a_run_that_is_resumed_goes_by_its_own_table(timed_run, tmp_path, capsys):
     """Also where all but the table is given anew, and with nothing trained twice; with another table it is refused."""
     given = arguments(tmp_path)
@@ -124,22 +129,15 @@ def test_a_run_that_is_resumed_goes_by_its_own_table(timed_run, tmp_path, capsys
     assert "this has changed since" in capsys.readouterr().err
 
 
+@pytest.mark.integration
 def test_trained_models_are_read_and_exported_again(timed_run, tmp_path):
     run, _ = timed_run
     trained = load_trained(str(run))
     assert trained.options.budget == TimeLimit.parse(BUDGET, tiny_table())
     assert trained.method == "learned+swap"
-    assert (
-        run_command("export", [str(run), "--format", "remote-code", "--output", str(tmp_path / "again"), "--measure", "[]"])
-        == 0
-    )
-    assert (
-        run_command(
-            "export",
-            [str(run), "--format", "remote-code", "--refit", "--output", str(tmp_path / "refit"), "--measure", "[]"],
-        )
-        == 0
-    )
+    for name, more in (("again", []), ("refit", ["--refit"])):
+        given = [str(run), "--format", "remote-code", *more, "--output", str(tmp_path / name), "--measure", "[]"]
+        assert run_command("export", given) == 0
 
 
 def test_a_table_is_measured_where_none_is_given_and_read_where_the_run_goes_on(tmp_path, monkeypatch):
@@ -193,23 +191,15 @@ def test_a_time_that_cannot_be_kept_is_one_sentence_and_nothing_is_written(given
     assert not (tmp_path / "run").exists()
 
 
-def test_all_masks_of_a_comparison_are_within_their_times(tmp_path):
+@pytest.mark.integration
+def test_all_masks_of_a_comparison_are_within_their_times(tmp_path, undrawn):
     """Of all seeds and methods, by the one table that is given and kept; beside a budget that counts heads."""
     table = tiny_table()
     table.write(tmp_path / "table.json")
     folder = tmp_path / "comparison"
     own = ["--config", write_config(tmp_path), "--run_dir", str(folder), "--model.latency_table", str(tmp_path / "table.json")]
-    methods = [
-        "--methods",
-        "learned,learned+swap,lambda(noise=configured),his,random",
-        "--prices",
-        "50",
-        "--seeds",
-        "0,1",
-        "--stages",
-        "post hoc",
-    ]
-    assert run_command("compare", [*own, *methods, "--budgets", "7ms,2,0.85x"]) == 0
+    methods = ["--methods", "learned+swap,lambda(noise=configured),his,random", "--prices", "50", "--stages", "post hoc"]
+    assert run_command("compare", [*own, *methods, "--seeds", "0,1", "--budgets", "7ms,2,0.85x"]) == 0
     assert LatencyTable.read(folder / LATENCY) == table
     limits = {table.most_within(time): time for time in (7.0, 0.85 * table.dense)}
     masks, counted = json.loads((folder / "masks.json").read_text()), []
@@ -223,14 +213,15 @@ def test_all_masks_of_a_comparison_are_within_their_times(tmp_path):
             counted.append(sum(counts))
         elif entry["method"] != "dense":
             assert sum(counts) == entry["budget"] == 2
-    assert len(counted) == 2 * 2 * 5
+    assert len(counted) == 2 * 2 * 4
     assert json.loads((folder / "metrics.json").read_text())["within"] == {
         str(most): f"{ms:.4g} ms" for most, ms in limits.items()
     }
     assert "within 7 ms" in (folder / "verdict.md").read_text()
 
 
-def test_a_comparison_measures_one_table_and_goes_on_with_it(tmp_path, monkeypatch):
+@pytest.mark.integration
+def test_a_comparison_measures_one_table_and_goes_on_with_it(tmp_path, monkeypatch, undrawn):
     own = ["--config", write_config(tmp_path), "--run_dir", str(tmp_path / "comparison"), "--methods", "random,his"]
     line = [*own, "--budgets", "0.9x", "--seeds", "0", "--stages", "post hoc"]
     measured = []
@@ -266,6 +257,7 @@ def test_times_that_a_comparison_cannot_have_are_one_sentence(tmp_path, capsys, 
     assert error.splitlines()[-1].startswith("error: ")
 
 
+@pytest.mark.integration
 def test_a_configuration_with_a_time_serves_a_comparison_with_heads(tmp_path):
     config = Path(write_config(tmp_path))
     config.write_text(config.read_text().replace("budget: 3", "budget: 0.7x").replace("compare: none", ""))

@@ -94,6 +94,7 @@ def test_the_dense_model_is_trained_on_before_its_cost_is_shared_out(tmp_path):
     assert places["dense", AT_TOTAL_COST] not in tasks[places["his", "retrained"]].needs
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("budget", [3, WITHIN], ids=str)
 def test_after_the_tasks_nothing_is_left_to_do(tmp_path, monkeypatch, budget):
     """In any order that their needs allow, each on an opened comparison of its own, as in a process of its own."""

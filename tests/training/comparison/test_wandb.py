@@ -40,6 +40,7 @@ def read_back(file):
     return run, summary, keys, artifacts
 
 
+@pytest.mark.integration
 def test_a_comparison_is_a_group_with_a_run_for_every_experiment(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("WANDB_MODE", "offline")
     folder = write_comparison(tmp_path / "cmp", methods=("learned", "his"), budgets=(4, 2), seeds=(0,))

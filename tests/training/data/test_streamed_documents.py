@@ -14,7 +14,7 @@ from tests.training.causal_runs import MODEL
 from training.commands.table import run_command
 from training.config.data import Documents
 from training.data import documents as streamed_documents
-from training.data.documents import DocumentsData, StreamedDocumentsData, StreamedRows, documents_data
+from training.data.documents import DocumentsData, StreamedDocumentsData, StreamedRows
 from training.data.synthetic_text import generate_documents
 from training.fit import main as fit
 
@@ -101,7 +101,7 @@ def test_training_goes_over_all_texts_again_and_again_in_new_orders(files):
     assert passes[0][:50] != passes[1][:50]
 
 
-@pytest.mark.parametrize("first", [1, 7, 25])
+@pytest.mark.parametrize("first", [1, 25])
 def test_a_run_that_is_resumed_sees_what_an_unbroken_one_sees(files, first):
     batches = opened(files).batches_of_run(epochs=3, first=0, rank=0, world=1)
     assert len(batches) == 30
@@ -170,11 +170,6 @@ def test_data_are_known_by_their_content(files, tmp_path):
     assert opened(copied).fingerprint() != first
     others = [opened(files, 1), opened(files, train_blocks=21), opened(files, shuffle_buffer=17)]
     assert len({first, *(data.fingerprint() for data in others)}) == 4
-
-
-def test_the_reader_is_chosen_by_the_option(files):
-    assert type(documents_data(Documents(**files))) is DocumentsData
-    assert type(documents_data(Documents(**files, streaming=True, train_blocks=2))) is StreamedDocumentsData
 
 
 def test_reading_over_many_blocks_is_told(files, monkeypatch):

@@ -4,14 +4,7 @@ from itertools import pairwise
 
 from tests.training.causal_runs import make_data
 from training.data.synthetic import ADJECTIVES, PLURALS, VERBS
-from training.data.synthetic_text import (
-    FIRST_NAMES,
-    PRONOUN,
-    PRONOUNS,
-    SURNAMES,
-    build_document_tokenizer,
-    generate_documents,
-)
+from training.data.synthetic_text import FIRST_NAMES, PRONOUN, PRONOUNS, SURNAMES, build_document_tokenizer, generate_documents
 
 
 def test_the_stories_are_a_function_of_the_seed():

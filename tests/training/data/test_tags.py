@@ -49,12 +49,6 @@ def test_conll_columns(tmp_path, name):
     assert read_tagged(str(tmp_path / name), of_second)[0].tags == ["DT", "NN"]
 
 
-def test_words_between_tabs_may_have_spaces(tmp_path):
-    assert read_tagged(written(tmp_path, "a.tsv", "New York\tLOC\nis\tO\n"), OPTIONS) == [
-        Tagged(["New York", "is"], ["LOC", "O"])
-    ]
-
-
 @pytest.mark.parametrize(("column", "tags"), [(None, ["ADP", "DET", "NOUN"]), ("xpos", ["APPR", "ART", "NN"])])
 def test_conllu_has_syntactic_words(tmp_path, column, tags):
     options = Tags(train_file="a", test_file="b", tags_column=column)

@@ -39,12 +39,3 @@ def test_the_price_rises_in_the_prune_phase_alone(tmp_path):
     log = log_of(tmp_path, budget=None, price=0.5, ramp=0.5).dropna(subset=["train/price"]).set_index("done")
     by_phase = [rows["train/price"].tolist() for _, rows in log.groupby("train/phase")]
     assert by_phase == [[0.0] * 4, [0.25, 0.5, 0.5, 0.5], [0.0] * 4]
-
-
-def test_evaluation_takes_no_time_from_the_speed():
-    log = CourseLog()
-    before = log._since
-    log.on_validation_start(None, None)
-    log._paused -= 100  # as if it had begun so many seconds ago
-    log.on_validation_end(None, None)
-    assert log._since - before >= 100

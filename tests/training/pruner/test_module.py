@@ -11,7 +11,7 @@ from gates.gating.families import END_TEMPERATURE
 from gates.gating.schedule import NOT_CLOSED
 from gates.options import GateFamily
 from tests.training.pruner.fits import Each, N, Save, assert_same, fit, make_data, state
-from tests.training.runs import MODEL, make_options, make_pruner, make_trainer
+from tests.training.runs import MODEL, make_pruner, make_trainer
 from training.pruner.module import HeadPruner
 from training.scoring.scorers import Scores
 from training.scoring.subject import ScoringContext
@@ -69,14 +69,6 @@ def trained(tmp_path_factory):
     return train
 
 
-@pytest.mark.parametrize(("budget", "expected", "retrain"), [(0.5, 4, 1.0), (0, 0, 0.0), ({"encoder": 2}, 2, 0.0)])
-def test_the_run_ends_with_exactly_the_budget(budget, expected, retrain):
-    pruner = fit(make_pruner(budget=budget, retrain=retrain, finetune=0.0))
-    assert pruner.gates.mode == "masked"
-    assert pruner.gates.mask.sum() == expected
-    assert set(pruner.gates.mask.tolist()) <= {0.0, 1.0}
-
-
 @pytest.mark.parametrize(
     ("gate", "settings", "expected"),
     [
@@ -93,20 +85,6 @@ def test_every_family_ends_with_exactly_the_budget(gate, settings, expected, tra
     assert not torch.equal(gates.log_alpha, found.start)
     if "minimum_per_layer" in settings:
         assert [int(part.sum()) for part in gates.mask.split(4)] == [1, 1]
-
-
-def test_the_straight_through_top_k_comes_down_to_the_budget():
-    found, goals = [], []
-
-    def note(trainer, pruner):
-        if pruner.gates.mode == "stochastic":
-            with torch.no_grad():
-                found.append(int(pruner.gates.learned().sum()))
-            goals.append(sum(pruner.goals(trainer.global_step)))
-
-    fit(make_pruner(gate="straight-through-top-k", ramp=0.5), Each(note))
-    assert found == goals
-    assert found == [round(8 - 5 * min(1.0, (step + 1) / (N / 2))) for step in range(N)]
 
 
 def test_temperatures_and_rounding_follow_the_prune_phase():
@@ -133,7 +111,7 @@ def test_temperatures_and_rounding_follow_the_prune_phase():
     assert relaxed[0] > relaxed[1]
 
 
-@pytest.mark.parametrize("gate", FAMILIES)
+@pytest.mark.parametrize("gate", ["hard-concrete", "clamped-linear"])
 def test_a_finetune_with_any_family_starts_every_family(gate, trained):
     other = FAMILIES[FAMILIES.index(gate) - 1]
     dense = trained(gate=gate).checkpoint(N)
@@ -147,9 +125,8 @@ def test_a_finetune_serves_every_budget_and_the_price(settings, trained):
     assert_same(state(found), trained(gate="hard-concrete", **settings).state)
 
 
-@pytest.mark.parametrize("gate", ["clamped-linear", "relaxed-top-k"])
-def test_resuming_other_families_gives_the_same_result(tmp_path, gate):
-    settings = {"gate": gate, "price": 0.5, "gate_learning_rate": 0.4}
+def test_resuming_gates_with_a_memory_gives_the_same_result(tmp_path):
+    settings = {"gate": "clamped-linear", "price": 0.5, "gate_learning_rate": 0.4}
     whole = fit(make_pruner(**settings), Save(tmp_path, N + 5))
     torch.manual_seed(99)
     resumed = fit(make_pruner(**settings), ckpt_path=tmp_path / f"{N + 5}.ckpt")
@@ -392,12 +369,6 @@ def test_a_resumed_run_has_its_own_learning_rates(trained):
     assert watch.rates[0]["gates"] == 0.2
 
 
-def test_the_seed_decides_the_run(trained):
-    """That the same seed gives the same run is in test_keeping_checkpoints_changes_nothing."""
-    first, other = trained(gate="hard-concrete").pruner, fit(make_pruner(seed=1))
-    assert not torch.equal(first.gates.log_alpha, other.gates.log_alpha)
-
-
 def test_bf16_mixed_keeps_gates_in_float32():
     pruner = fit(precision="bf16-mixed")
     assert pruner.gates.log_alpha.dtype == torch.float32
@@ -446,19 +417,3 @@ def test_masked_heads_do_not_train():
     fit(pruner, fixed=torch.tensor([0.0, 1, 1, 1, 1, 1, 1, 1]))
     assert torch.equal(rows[:4], before[:4])
     assert not torch.equal(rows[4:], before[4:])
-
-
-def test_an_unknown_backbone(tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    data = make_data()
-    for name in (str(tmp_path), str(tmp_path / "missing"), "nobody/nothing"):
-        with pytest.raises(GateError, match="cannot load a model"):
-            HeadPruner(make_options(backbone=name, from_scratch=None)).build(data.task, data.tokenizer)
-
-
-def test_building_twice_changes_nothing():
-    pruner, data = make_pruner(), make_data()
-    backbone = pruner.backbone
-    pruner.build(data.task, data.tokenizer)
-    assert pruner.backbone is backbone
-    assert pruner.gates.is_attached

@@ -4,7 +4,6 @@ import io
 import re
 
 import pytest
-import torch
 
 from tests.training.pruner.fits import N, fit, make_data
 from tests.training.runs import make_pruner, make_trainer
@@ -44,13 +43,6 @@ def test_phases_count_their_own_steps(lines):
     assert re.search(rf"prune 1/{N}, loss [\d.]+, heads 8 -> 3, about", "\n".join(lines()))
     assert re.search(rf"retrain {N}/{N}, loss [\d.]+, heads 3, took", ends[2])
     assert "heads" not in ends[0]
-
-
-def test_with_fixed_gates_there_is_no_prune_phase(lines):
-    fit(None, StageProgress(), fixed=torch.ones(8))
-    assert counts(lines(), "prune") == ([], set())
-    done, totals = counts(lines(), "retrain")
-    assert (done[0], done[-1], totals) == (0, 2 * N, {2 * N})
 
 
 def test_evaluations_are_within_training_and_alone(lines):

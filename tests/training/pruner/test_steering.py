@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from gates.attention.sites import KINDS
-from gates.errors import GateError
 from gates.gating.budget import Budget
 from gates.gating.hard_concrete import LOG_ALPHA_LIMIT, Stretch, open_probability
 from tests.models import build
@@ -40,37 +39,6 @@ def spread_(steering, low=-3.0, high=3.0):
 )
 def test_kinds_with_a_budget_or_a_price_are_pruned(settings, expected):
     assert kinds_to_prune(make_options(**settings), KINDS) == expected
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"budget": 9}, "9"),
-        ({"budget": {"decoder": 2}}, "'decoder'"),
-        ({"budget": None, "price": {"cross": 0.1}}, "'cross'"),
-        ({"budget": 3, "minimum_per_layer": 2}, "needs 4 heads"),
-    ],
-)
-def test_what_the_model_cannot_have_is_refused(settings, message):
-    with pytest.raises(GateError, match=message):
-        make_steering(**settings)
-
-
-@pytest.mark.parametrize(
-    ("settings", "holds", "apart"),
-    [
-        ({}, True, False),
-        ({"init_spread": 1.0}, True, True),
-        ({"budget": None}, False, False),
-        ({"gate": "relaxed-top-k", "init_spread": 1.0}, False, True),
-        ({"gate": "straight-through-top-k", "init_spread": 0.0}, False, False),
-        ({"gate": "clamped-linear"}, False, False),
-    ],
-)
-def test_who_steers(settings, holds, apart):
-    steering = make_steering(**settings)
-    assert (steering.is_enforced, steering.starts_apart) == (holds, apart)
-    assert (steering.budget_controller is None) == (settings.get("budget", 3) is None)
 
 
 # -- while gates are trained -----------------------------------------------------------------------------------
@@ -176,20 +144,12 @@ def test_what_is_learned_tells_gates_that_closed_by_themselves_from_those_that_t
     assert (steering.learned()["closed"], steering.learned()["closed_by_gates"]) == (5, 3)
 
 
-@pytest.mark.parametrize(
-    ("settings", "ramp"),
-    [({}, 0.0), ({"budget": None}, 1.0), ({"gate": "relaxed-top-k"}, 1.0)],
-)
+@pytest.mark.parametrize(("settings", "ramp"), [({}, 0.0), ({"budget": None}, 1.0), ({"gate": "relaxed-top-k"}, 1.0)])
 def test_no_price_is_taken_elsewhere(settings, ramp):
     steering = make_steering(**settings)
     before = spread_(steering).clone()
     steering.enforce_(ramp, optimizer_of(steering))
     assert torch.equal(steering.gates.log_alpha.detach(), before)
-
-
-def test_the_way_to_the_budget_begins_where_the_gates_do():
-    expected = float(open_probability(torch.tensor(2.5), Stretch(0.33)))
-    assert make_steering().goals(0.0) == pytest.approx([8 * expected])
 
 
 @pytest.mark.parametrize("budget", [3, {"encoder": 2, "cross": 5}])
@@ -231,13 +191,6 @@ def test_every_layer_keeps_its_minimum():
         steering.gates.log_alpha.copy_(torch.arange(8.0))
     assert steering.learned_mask().tolist() == [0, 0, 0, 1, 0, 0, 0, 1]
     assert steering.mask_within(torch.arange(8.0, 0, -1), Budget(3, {})).tolist() == [1, 1, 0, 0, 1, 0, 0, 0]
-
-
-def test_every_kind_keeps_its_budget():
-    steering = make_steering("marian", budget={"encoder": 3, "cross": 4})
-    spread_(steering)
-    kinds, mask = steering.gates.kind_index(), steering.learned_mask()
-    assert [int(mask[kinds == index].sum()) for index in range(3)] == [3, 12, 4]
 
 
 @pytest.mark.parametrize("gate", ["hard-concrete", "clamped-linear"])

@@ -98,15 +98,6 @@ def test_the_two_halves_share_no_example(trained):
     assert sum(map(len, halves)) >= 200
 
 
-def test_budgets_of_kinds_are_kept(trained):
-    """With a budget per kind, heads are swapped within their kind only; here there is one kind, so the same mask comes out."""
-    mask = torch.tensor([1.0, 0, 1, 0, 1, 0, 0, 0])
-    search = SwapSearch(rows=64, passes=8)
-    plain = refine(trained, mask, search, budget=Budget(3, {})).mask
-    per_kind = refine(trained, mask, search, budget=Budget(3, {"encoder": 3})).mask
-    assert torch.equal(per_kind, plain)
-
-
 def test_the_best_draw_is_that_of_the_deciding_half(trained):
     """With so few draws that all are finalists, against the losses of all of them."""
     scores, mask = torch.linspace(1, -1, 8), torch.tensor([1.0, 1, 1, 0, 0, 0, 0, 0])

@@ -1,5 +1,6 @@
 import itertools
 import re
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sacrebleu import corpus_bleu
 from scipy import stats
-from torchmetrics.classification import BinaryF1Score, MulticlassAccuracy, MulticlassF1Score, MulticlassMatthewsCorrCoef
+from torchmetrics.classification import BinaryF1Score
 
 from gates.errors import GateError
 from gates.scores.ranking import jaccard
@@ -24,28 +25,24 @@ from training.stats.verdict import verdict
 
 def test_the_interval_is_students():
     values = [0.80, 0.83, 0.86]
-    found = interval(values)
     low, high = stats.ttest_1samp(values, 0).confidence_interval(0.95)
-    np.testing.assert_allclose(found, (0.83, 0.03, low, high, 3))
-
-
-def test_one_seed_has_no_interval():
-    found = interval([0.8])
-    assert (found.mean, found.seeds) == (0.8, 1)
-    assert np.isnan([found.std, found.low, found.high]).all()
+    np.testing.assert_allclose(interval(values), (0.83, 0.03, low, high, 3))
+    one = interval([0.8])
+    assert (one.mean, one.seeds) == (0.8, 1)
+    assert np.isnan([one.std, one.low, one.high]).all()
     with pytest.raises(GateError, match="no values"):
         interval([])
 
 
-def test_the_interval_covers_the_mean_as_often_as_it_says():
-    random = np.random.default_rng(0)
-    covered = [found.low < 0.5 < found.high for found in map(interval, random.normal(0.5, 0.1, (1500, 3)))]
-    assert np.mean(covered) == pytest.approx(0.95, abs=0.02)  # 3.5 standard errors
-
-
 @pytest.mark.parametrize(
     ("values", "bounds"),
-    [([0.97, 1.0, 0.99], (0, 1)), ([0.0, 0.001, 0.01], (0, 1)), ([-0.99, -0.9], (-1, 1)), ([0.2, 3.0, 0.4], (0, 100))],
+    [
+        ([0.97, 1.0, 0.99], (0, 1)),
+        ([0.0, 0.001, 0.01], (0, 1)),
+        ([-0.99, -0.9], (-1, 1)),
+        ([0.2, 3.0, 0.4], (0, 100)),
+        ([1.001, 1.5, 4.0], (1, np.inf)),
+    ],
 )
 def test_an_interval_stays_within_the_bounds_of_its_metric(values, bounds):
     free, found = interval(values), interval(values, bounds=bounds)
@@ -61,19 +58,21 @@ def test_within_bounds_the_interval_is_students_of_the_log_odds():
     error = stats.t.ppf(0.975, 2) * np.std(values, ddof=1) / 3**0.5 / (0.93 * 0.07)
     assert odds(found.high) - odds(0.93) == pytest.approx(error)
     assert odds(0.93) - odds(found.low) == pytest.approx(error)
-    close = [0.5001, 0.5002, 0.5004]
-    np.testing.assert_allclose(interval(close, bounds=(0, 1)), interval(close), atol=1e-6)
+    for far, bounds in (([0.5001, 0.5002, 0.5004], (0, 1)), ([2000.0, 2001.0, 2002.5], (1.0, np.inf))):
+        np.testing.assert_allclose(interval(far, bounds=bounds), interval(far), rtol=1e-5, atol=1e-6)
     shifted = interval([2 * value - 1 for value in values], bounds=(-1, 1))
     np.testing.assert_allclose((shifted.low, shifted.high), (2 * found.low - 1, 2 * found.high - 1))
     assert interval([1.0, 1.0], bounds=(0, 1))[2:4] == (1.0, 1.0)
     with pytest.raises(GateError, match=r"values from 0\.5 to 91\.8 are not within 0 and 1"):
         interval([0.5, 91.8], bounds=(0, 1))
+    with pytest.raises(GateError, match="are not 1 or more"):
+        interval([0.5, 2.0], bounds=(1.0, np.inf))
 
 
 def test_within_bounds_the_interval_covers_the_mean_better_than_the_plain_one():
     """Of shares near 1, of which the mean is known."""
     random = np.random.default_rng(0)
-    draws = random.beta(98, 2, (1500, 3))
+    draws = random.beta(98, 2, (600, 3))
     bounded = [found.low < 0.98 < found.high for found in (interval(values, bounds=(0, 1)) for values in draws)]
     plain = [found.low < 0.98 < found.high for found in map(interval, draws)]
     assert abs(np.mean(bounded) - 0.95) < abs(np.mean(plain) - 0.95)
@@ -83,36 +82,16 @@ def test_within_bounds_the_interval_covers_the_mean_better_than_the_plain_one():
 # -- metrics -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("classes", [2, 4])
-@pytest.mark.parametrize("name", ["accuracy", "f1", "matthews"])
-def test_metrics_are_those_of_torchmetrics(name, classes):
-    random = np.random.default_rng(classes)
-    targets = random.integers(classes, size=50)
-    predictions = np.where(random.random((3, 50)) < 0.6, targets, random.integers(classes, size=(3, 50)))
-    reference = {
-        "accuracy": MulticlassAccuracy(classes, average="micro"),
-        "f1": MulticlassF1Score(classes, average="macro"),
-        "matthews": MulticlassMatthewsCorrCoef(classes),
-    }[name]
-    expected = [float(reference(torch.tensor(row), torch.tensor(targets))) for row in predictions]
-    np.testing.assert_allclose(metric_values(predictions, targets, name), expected, rtol=1e-6)
-
-
 def test_macro_f1_is_the_mean_over_the_classes_that_occur():
     """Scikit-learn's and torchmetrics' choice: a class that neither is nor was answered counts for nothing, one that was
     answered alone counts 0."""
     targets = np.array([0, 0, 0, 3, 3, 3])
-    assert metric_values([0, 0, 0, 3, 3, 0], targets, "f1") == pytest.approx((6 / 7 + 4 / 5) / 2)
-    assert metric_values([0, 0, 0, 3, 3, 2], targets, "f1") == pytest.approx((1 + 4 / 5 + 0) / 3)
     both = metric_values([[0, 0, 0, 3, 3, 0], [0, 0, 0, 3, 3, 2]], targets, "f1")  # classes of one row are not the other's
     assert both == pytest.approx([(6 / 7 + 4 / 5) / 2, (1 + 4 / 5) / 3])
-
-
-def test_bleu_of_texts_is_that_of_sacrebleu():
-    references = ["the dog runs over the field .", "a cat sleeps here", "it rains"]
-    systems = np.array([["the dog walks over the field .", "a cat sleeps", "it rains"], ["no", "word", "fits"]])
-    expected = [corpus_bleu(list(texts), [references]).score for texts in systems]
-    np.testing.assert_allclose(metric_values(systems, np.array(references), "bleu"), expected, atol=1e-9)
+    zeros = np.zeros((1, 6), dtype=int)
+    assert metric_values(zeros, targets, "f1") == pytest.approx([1 / 3])
+    assert metric_values(zeros, zeros[0], "f1") == [1.0]
+    assert metric_values(zeros, targets, "matthews") == [0.0]
 
 
 def paired(a, b, targets, metric="accuracy", **options):
@@ -121,30 +100,6 @@ def paired(a, b, targets, metric="accuracy", **options):
     values, draws = resample_metric(np.concatenate([first, second]), targets, metric, **options)
     seeds, examples = first.shape
     return paired_difference(values[:seeds], values[seeds:], draws[:, :seeds], draws[:, seeds:], examples)
-
-
-def test_the_bootstrap_of_bleu_is_that_of_resampled_texts():
-    """Against sacrebleu on every resample."""
-    random = np.random.default_rng(0)
-    references = np.array([" ".join(random.choice([*"abcdef"], 9)) for _ in range(12)])
-    systems = np.array(
-        [[" ".join(np.where(random.random(9) < keep, text.split(), "x")) for text in references] for keep in (0.9, 0.6)]
-    )
-
-    def slow(texts, true):
-        true = np.broadcast_to(true, texts.shape)
-        return [corpus_bleu(list(row), [list(known)]).score for row, known in zip(texts, true, strict=True)]
-
-    fast = paired(systems[0], systems[1], references, "bleu", resamples=200)
-    assert fast == pytest.approx(paired(systems[0], systems[1], references, slow, resamples=200))
-    assert fast.low > 0
-
-
-def test_metrics_of_one_class_are_finite():
-    zeros = np.zeros((1, 6), dtype=int)
-    assert metric_values(zeros, [0, 0, 0, 1, 1, 1], "matthews") == [0.0]
-    assert metric_values(zeros, [0, 0, 0, 1, 1, 1], "f1") == pytest.approx([1 / 3])
-    assert metric_values(zeros, np.zeros(6, dtype=int), "f1") == [1.0]
 
 
 # -- the bootstrap -------------------------------------------------------------------------------------------------
@@ -174,11 +129,42 @@ def test_the_bootstrap_of_one_seed_against_all_resamples():
     assert [found.low, found.high] == pytest.approx(np.quantile(differences, [0.025, 0.975]).tolist(), abs=0.01)
 
 
-@pytest.mark.parametrize("seeds", [1, 5])
-def test_a_named_metric_and_the_same_as_a_function_agree(seeds):
-    a, b, targets = systems(seeds, examples=60)
-    named = paired(a, b, targets, "matthews", resamples=300)
-    written = paired(a, b, targets, lambda p, t: metric_values(p, t, "matthews"), resamples=300)
+def perplexities(rows, tokens):
+    return np.exp(rows.sum(axis=-1) / tokens.sum())
+
+
+def bleus(rows, references):
+    return [corpus_bleu(list(texts), [list(references)]).score for texts in rows]
+
+
+def results_of(name):
+    """Two systems' results on a few examples, the targets, and an independent form of the metric."""
+    random = np.random.default_rng(0)
+    if name == "bleu":
+        references = np.array([" ".join(random.choice([*"abcdef"], 9)) for _ in range(12)])
+        rows = [[" ".join(np.where(random.random(9) < kept, text.split(), "x")) for text in references] for kept in (0.9, 0.6)]
+        return np.array(rows), references, bleus
+    if name == "perplexity":
+        tokens = random.integers(5, 30, 40)
+        return tokens * random.normal(2, 0.3, (2, 40)), tokens, perplexities
+    if name in ("pearson", "spearman"):
+        return *numbers_of_systems(), partial(metric_values, metric=name)
+    a, b, targets = systems(examples=60)
+    return np.concatenate([a, b]), targets, partial(metric_values, metric=name)
+
+
+@pytest.mark.parametrize("name", ["accuracy", "f1", "matthews", "bleu", "perplexity", "pearson", "spearman"])
+def test_the_bootstrap_of_a_metric_is_that_of_resampled_examples(name):
+    predictions, targets, slow = results_of(name)
+    values, draws = resample_metric(predictions, targets, name, resamples=20, seed=3)
+    np.testing.assert_allclose(values, slow(predictions, targets), rtol=1e-9, atol=1e-9)
+    drawn = np.random.default_rng(3).integers(len(targets), size=(20, len(targets)))
+    np.testing.assert_allclose(draws, [slow(predictions[:, rows], targets[rows]) for rows in drawn], rtol=1e-9, atol=1e-9)
+
+
+def test_a_metric_can_be_a_function():
+    a, b, targets = systems(examples=60)
+    named, written = (paired(a, b, targets, metric, resamples=300) for metric in ("accuracy", lambda p, t: (p == t).mean(-1)))
     np.testing.assert_allclose(named, written, atol=1e-6)
 
 
@@ -215,12 +201,6 @@ def test_all_systems_see_the_same_examples_in_every_draw():
     assert values.tolist() == [(a[0] == targets).mean(), (b[0] == targets).mean(), (a[0] == targets).mean()]
 
 
-def test_without_a_difference_few_bootstraps_are_significant():
-    random = np.random.default_rng(6)
-    p = [paired(*systems(1, 200, 0.0, random), resamples=400, seed=trial).p for trial in range(400)]
-    assert np.mean(np.array(p) < 0.05) == pytest.approx(0.05, abs=0.035)
-
-
 def test_predictions_that_do_not_fit_are_refused():
     with pytest.raises(GateError, match="unknown metric 'meteor'; expected one of accuracy"):
         paired([0], [0], [0], "meteor")
@@ -240,17 +220,11 @@ def test_mcnemar_against_the_binomial_sum(only_a, only_b):
     assert mcnemar(a, b) == pytest.approx(min(1.0, 2 * tail))
 
 
-def test_holm_by_hand():
-    np.testing.assert_allclose(holm([0.01, 0.04, 0.03, 0.005]), [0.03, 0.06, 0.06, 0.02])
-    assert holm([]).size == 0
-
-
 def test_holm_steps_down():
     """Bonferroni's factor for the smallest, one less for each next one, never below one before, never above 1."""
-    assert holm([0.01, 0.01, 0.01]).tolist() == pytest.approx([0.03] * 3)
-    assert holm([0.02, 0.011, 0.9]).tolist() == pytest.approx([0.04, 0.033, 0.9])
-    assert holm([0.5, 0.4]).tolist() == pytest.approx([0.8, 0.8])
+    assert holm([0.01, 0.04, 0.03, 0.005]).tolist() == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.7, 0.6]).tolist() == [1.0, 1.0]
+    assert holm([]).size == 0
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
@@ -306,12 +280,8 @@ def test_the_chance_jaccard_is_the_mean_over_all_pairs_of_masks(kept, other, hea
 
 def test_the_chance_jaccard_within_groups():
     halves = [list(itertools.product(masks_of(a, 4), masks_of(b, 3))) for a, b in ((1, 2), (3, 1))]
-    pairs = itertools.product(*halves)
-    expected = np.mean([jaccard(torch.cat(mask), torch.cat(against)) for mask, against in pairs])
+    expected = np.mean([jaccard(torch.cat(mask), torch.cat(against)) for mask, against in itertools.product(*halves)])
     assert chance_jaccard([1, 2], [3, 1], [4, 3]) == pytest.approx(expected)
-
-
-def test_masks_larger_than_the_model_are_refused():
     with pytest.raises(GateError, match="masks keep 5 and 1 of 4 heads"):
         chance_jaccard(5, 1, 4)
 
@@ -432,7 +402,7 @@ def test_the_tests_between_methods_are_paired_and_corrected_for_all_pairs(seeds)
     np.testing.assert_allclose(back[names].to_numpy(dtype=float), mirrored)
 
 
-@pytest.mark.parametrize("seeds", [2, 3, 4])
+@pytest.mark.parametrize("seeds", [2, 4])
 def test_two_to_four_seeds_are_described_and_not_tested(seeds):
     table, predictions = comparison(CLEAR, seeds=seeds)
     found = compare_methods(table, predictions, "accuracy", resamples=100)
@@ -443,14 +413,6 @@ def test_two_to_four_seeds_are_described_and_not_tested(seeds):
     assert row["difference"] == pytest.approx((cells["his"] - cells["random"]).mean())
     assert (row["least"], row["most"]) == pytest.approx(((cells["his"] - cells["random"]).agg(["min", "max"])).tolist())
     assert row["seeds"] == seeds
-
-
-def test_a_seed_without_a_difference_is_neither_ahead_nor_behind():
-    table, _ = comparison({"learned": 0.9, "his": 0.8}, seeds=3)
-    table["test_accuracy"] = [0.8, 0.8, 0.9, 0.8, 0.8 + 1e-9, 0.7]
-    found = differences_of(table)
-    row = of(found, "learned", "his")
-    assert (row["ahead"], row["behind"]) == (1, 0)
 
 
 def test_a_pair_is_tested_on_the_seeds_that_both_have():
@@ -512,7 +474,7 @@ def test_a_learned_method_that_is_behind_is_said_to_be():
     assert "at 0 of 1 budget retrained" in text
 
 
-@pytest.mark.parametrize("seeds", [2, 3, 4])
+@pytest.mark.parametrize("seeds", [2, 4])
 def test_of_few_seeds_nothing_is_claimed(seeds):
     """However clear it is."""
     table, _ = comparison({**CLEAR, "near": 0.94}, seeds=seeds)
@@ -566,15 +528,6 @@ def test_the_gap_to_the_best_is_over_the_seeds_that_both_have():
     table = table[~((table["method"] == "his") & (seed >= 2))]
     text = verdict(summarise(table, "accuracy"), differences_of(table))
     assert "his (-2.0, from -2.0 to -2.0)" in text
-
-
-def test_nothing_is_minus_zero():
-    """Differences and means that round to nothing from below."""
-    table, _ = comparison({"learned": 0.9, "his": 0.8}, seeds=3)
-    table["test_matthews"] = np.where(table["method"] == "learned", -0.0001, -0.0003)
-    text = verdict(summarise(table, "matthews"), differences_of(table, "matthews"), main_metric="matthews")
-    assert "his (-0.02, from -0.02 to -0.02)" in text  # a difference has the digits that it needs
-    assert not re.search(r"-0\.0+(?!\d)", text)
 
 
 def test_the_best_own_method_is_chosen_on_the_selection_split_and_the_best_rival_on_test():
@@ -667,30 +620,20 @@ def test_ranks_are_tested_at_each_stage_alone():
     assert text.index("## Retrained") < retrained < text.index("## Post hoc") < post_hoc
 
 
-def test_a_method_of_one_budget_takes_no_blocks_from_the_others():
-    """As a given mask; where it is one of two, what both have is tested."""
+def test_a_block_is_a_seed_with_all_that_is_compared():
+    """A given mask has one budget and takes no blocks from the others; where it is one of two, what both have is tested."""
     table = over_budgets(CLEAR, (4, 2), seeds=6)
     given = comparison({"mask:file.json": 0.9}, budget=4, seeds=6)[0]
     ranks, test = rank_methods(pd.concat([table, given], ignore_index=True), "accuracy")["retrained"]
-    assert set(ranks["method"]) == set(CLEAR) - {"dense"}
-    assert test.blocks == 6
+    assert (set(ranks["method"]), test.blocks) == (set(CLEAR) - {"dense"}, 6)
     alone = pd.concat([table[table["method"] == "his"], given], ignore_index=True)
     ranks, test = rank_methods(alone, "accuracy")["retrained"]
     assert (set(ranks["method"]), test.blocks) == ({"his", "mask:file.json"}, 6)
-
-
-def test_a_seed_that_lacks_a_budget_is_no_block():
-    table = over_budgets(CLEAR, (4, 2), seeds=7)
-    table = table[~((table["seed"] == 3) & (table["budget"] == 2) & (table["method"] == "his"))]
-    assert rank_methods(table, "accuracy")["retrained"][1].blocks == 6
-
-
-def test_ranks_without_a_common_block():
-    table, _ = comparison({"learned": 0.9, "his": 0.8})
-    apart = table["seed"] == table["method"].map({"learned": 0, "his": 1})
-    ranks, test = rank_methods(table[apart], "accuracy")["retrained"]
-    assert set(ranks["method"]) == {"learned", "his"}
-    assert test.reason == "no seed has all methods"
+    lacking = table[~((table["seed"] == 3) & (table["budget"] == 2) & (table["method"] == "his"))]
+    assert rank_methods(lacking, "accuracy")["retrained"][1].blocks == 5
+    apart = table[table["seed"] == table["method"].map({"learned": 0, "his": 1})]
+    ranks, test = rank_methods(apart, "accuracy")["retrained"]
+    assert (set(ranks["method"]), test.reason) == ({"learned", "his"}, "no seed has all methods")
     assert rank_methods(table.iloc[:0], "accuracy") == {}
 
 
@@ -729,47 +672,6 @@ def test_a_dense_model_that_has_learned_nothing_is_warned_of(majority, warned):
 
 
 # -- metrics of which less is better -------------------------------------------------------------------------------
-
-
-def surprises(systems=2, examples=40, seed=0):
-    """Negative log likelihoods of each example ``[systems, examples]``, and its tokens."""
-    random = np.random.default_rng(seed)
-    tokens = random.integers(5, 30, examples)
-    return tokens * random.normal(2, 0.3, (systems, examples)), tokens
-
-
-def test_perplexity_is_that_of_all_tokens():
-    predictions, tokens = surprises()
-    expected = np.exp(predictions.sum(axis=1) / tokens.sum())
-    np.testing.assert_allclose(metric_values(predictions, tokens, "perplexity"), expected)
-
-
-def test_the_bootstrap_of_perplexity_is_that_of_resampled_examples():
-    predictions, tokens = surprises()
-
-    def by_hand(rows, targets):
-        return np.exp(rows.sum(axis=-1) / np.broadcast_to(targets, rows.shape).sum(axis=-1))
-
-    named, function = (
-        resample_metric(predictions, tokens, metric, resamples=300, seed=3) for metric in ("perplexity", by_hand)
-    )
-    np.testing.assert_allclose(named[0], function[0])
-    np.testing.assert_allclose(named[1], function[1])
-
-
-@pytest.mark.parametrize("values", [[1.001, 1.5, 4.0], [20.0, 400.0, 30.0]])
-def test_an_interval_stays_above_the_least_value(values):
-    found = interval(values, bounds=(1.0, np.inf))
-    plain = interval(values)
-    assert 1 < found.low < found.mean < found.high
-    assert plain.low < 1
-    with pytest.raises(GateError, match="are not 1 or more"):
-        interval([0.5, 2.0], bounds=(1.0, np.inf))
-
-
-def test_far_from_the_least_value_the_interval_is_the_plain_one():
-    values = [2000.0, 2001.0, 2002.5]
-    np.testing.assert_allclose(interval(values, bounds=(1.0, np.inf)), interval(values), rtol=1e-5)
 
 
 def falling(means, seeds, *, spread=0.05):
@@ -821,12 +723,6 @@ def test_the_lowest_perplexity_is_ahead_everywhere(seeds):
         assert "learned wins." in text
 
 
-def test_an_own_method_of_higher_perplexity_is_said_to_be_above():
-    text = said_of({"dense": 10.0, "learned": 16.0, "his": 15.0, "random": 14.0}, 1)[-1]
-    assert re.search(r"The best of this project's own methods, learned, is above random by 2\.\d .*, his by 1\.\d", text)
-    assert "0 of 1 budget retrained" in text
-
-
 # -- numbers, and one class of two ---------------------------------------------------------------------------------
 
 
@@ -834,25 +730,6 @@ def numbers_of_systems():
     random = np.random.default_rng(0)
     targets = np.round(random.uniform(0, 5, size=40), 1)
     return targets + random.normal(0, [[0.3], [1.0], [3.0]], size=(3, 40)), targets
-
-
-@pytest.mark.parametrize(("name", "reference"), [("pearson", stats.pearsonr), ("spearman", stats.spearmanr)])
-def test_correlations_are_those_of_scipy(name, reference):
-    predictions, targets = numbers_of_systems()
-    expected = [reference(row, targets).statistic for row in predictions]
-    np.testing.assert_allclose(metric_values(predictions, targets, name), expected, rtol=1e-12)
-    far = metric_values(predictions + 1e6, targets + 1e6, name)  # little is lost far from 0
-    np.testing.assert_allclose(far, expected, rtol=1e-6)
-    assert float(metric_values(np.ones(40), targets, name)) == pytest.approx(0, abs=1e-6)
-
-
-@pytest.mark.parametrize("name", ["pearson", "spearman"])
-def test_the_bootstrap_of_correlations_is_that_of_resampled_examples(name):
-    predictions, targets = numbers_of_systems()
-    _, found = resample_metric(predictions, targets, name, resamples=20, seed=3)
-    drawn = np.random.default_rng(3).integers(40, size=(20, 40))
-    expected = [metric_values(predictions[:, rows], targets[rows], name) for rows in drawn]
-    np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
 def test_binary_f1_is_of_the_second_class():

@@ -53,10 +53,7 @@ def test_further_arguments_come_before_the_trials_own(tmp_path):
 def test_nested_parameters_are_the_same_as_names_with_dots(tmp_path, monkeypatch):
     """Also for the agent, which passes a nested group as one dictionary."""
     size = {"parameters": {"hidden_size": {"value": 8}}}
-    nested = {
-        "model": {"parameters": {"gate_learning_rate": {"values": [0.1]}, "from_scratch": size}},
-        "seed": {"value": 3},
-    }
+    nested = {"model": {"parameters": {"gate_learning_rate": {"values": [0.1]}, "from_scratch": size}}, "seed": {"value": 3}}
     path = write_sweep(tmp_path, method="grid", run_cap=None, parameters=nested)
     sweep = read_sweep(path)
     assert list(sweep.space) == ["model.gate_learning_rate"]

@@ -36,19 +36,6 @@ def test_the_loss_is_the_one_that_transformers_has_for_numbers(model):
     torch.testing.assert_close(losses.mean(), model(**BATCH).loss)
 
 
-def test_metrics_are_those_of_scipy(model):
-    task = Regression()
-    metrics, predicted, targets = task.metrics("test"), torch.tensor([[0.1], [2.0], [2.5], [1.0]]), torch.tensor([0.0, 2, 1, 3])
-    for rows in (slice(0, 3), slice(3, 4)):
-        task.update(metrics, model, {"labels": targets[rows]}, predicted[rows])
-    found = metrics.compute()
-    assert float(found["pearson"]) == pytest.approx(stats.pearsonr(predicted[:, 0], targets).statistic, abs=1e-6)
-    assert float(found["spearman"]) == pytest.approx(stats.spearmanr(predicted[:, 0], targets).statistic, abs=1e-6)
-    kept, true = task.predictions(predicted, {"labels": targets})
-    assert kept.tolist() == predicted[:, 0].tolist()
-    assert true is targets
-
-
 def correlations(predicted, targets, *, rows=32):
     """What the metrics of the task find, in batches, and what statistics find of the same numbers."""
     metrics = Regression().metrics("select")
@@ -60,7 +47,7 @@ def correlations(predicted, targets, *, rows=32):
     return found, predicted.double().numpy(), targets.double().numpy()
 
 
-@pytest.mark.parametrize("constant", [0.0, 0.1, 0.7, 3.3, 1e3, 1e30])
+@pytest.mark.parametrize("constant", [0.0, 0.1, 1e30])
 @pytest.mark.parametrize("of_targets", [False, True])
 def test_where_one_of_both_is_always_the_same_there_is_no_correlation(constant, of_targets):
     """Undefined as SciPy has it, which no table and no choice between masks can take; so on every resample of examples."""

@@ -4,14 +4,7 @@ import sacrebleu
 import torch
 
 from gates.errors import GateError
-from training.tasks.translation import (
-    TextScore,
-    bleu_counts,
-    bleu_of_counts,
-    corpus_score,
-    paired_bootstrap,
-    signatures,
-)
+from training.tasks.translation import TextScore, bleu_counts, bleu_of_counts, corpus_score, paired_bootstrap, signatures
 
 WORDS = ("aé", "ß", "bär", "c", "d", "e", "f")
 REFERENCES = [f"the {word} dog runs over the {word} field, again and again ({n})." for n, word in enumerate(WORDS)]

@@ -8,6 +8,7 @@ from training.commands.table import run_command
 from training.config.data import KnownTruth
 from training.truth.tables import as_markdown, smallest_budgets, summary_of_truth, ticks
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 CONFIG = str(CONFIGS / "known_truth.yaml")
 SMALL = ["--data.train_rows", "64", "--data.select_rows", "32", "--data.test_rows", "64", "--data.score_rows", "64"]
 QUIET = ["--wandb.mode", "disabled", "--trainer.enable_progress_bar", "false"]
