@@ -187,9 +187,6 @@ def measure_table(
         unit: What a gate closes.
         effort: The length of the measurement.
         context: A context in which the model runs, such as one of mixed precision.
-
-    Raises:
-        GateError: if no heads can be removed from it.
     """
     gates = HeadGates(model, unit)
     check_removable(gates.sites)

@@ -86,9 +86,6 @@ def experiments_of(options: Any) -> list[str]:
 
     The default is roles for a folder with a model and for pruned weights, roles and survival for a run with trees, and
     :data:`WITHOUT_TREES` for a run without.
-
-    Raises:
-        GateError: if one is unknown, or there is none.
     """
     if options.experiments is None:
         if is_model_folder(options.run) or options.weights != "dense":
@@ -110,9 +107,6 @@ def check_arguments(options: Any, chosen: Sequence[str], other: Sequence[str]) -
         options: The options of the command.
         chosen: The names of the experiments.
         other: The options of other data.
-
-    Raises:
-        GateError: if a file is missing or unused, or the run is a folder with a model and an experiment needs a run.
     """
     if (DOMAINS in chosen) != bool(other):
         raise GateError(
@@ -164,9 +158,6 @@ class OutputDirectory:
     Args:
         path: The directory. Nothing is written into it yet.
         run: The analysed run, as it was given.
-
-    Raises:
-        GateError: if the directory holds something else, or the analysis of another run.
     """
 
     def __init__(self, path: Path, run: str) -> None:
@@ -234,9 +225,6 @@ def other_setup(run: RunDirectory, overrides: Sequence[str], other: Sequence[str
         run: The run.
         overrides: Arguments of :mod:`training.fit` that replace those of the run.
         other: Those of other data, which come after them.
-
-    Raises:
-        GateError: for an argument that :mod:`training.fit` does not take.
     """
     setup_of(run, overrides)  # so that an error of both together is one of the other data
     try:

@@ -174,9 +174,6 @@ def across_domains(dense: DenseModel, other: TaskData) -> AnalysisResult:
     """Compare which heads matter on the run's data and on other data of the same task (section 3.4).
 
     Both HIS and the effect on the loss of removing each head alone are of the test splits, where nothing is chosen by them.
-
-    Raises:
-        GateError: if the other data are of another task, or have other classes or another vocabulary.
     """
     _check_same_task(dense.data, other)
     layers, masks = dense.gates.layer_index().cpu(), leave_one_out_masks(dense.gates.size)
@@ -350,11 +347,7 @@ RANKINGS = {"relevance": "relevance", "gradient_x_input": "gradient x input", "h
 
 
 def relevance_of_heads(dense: DenseModel) -> AnalysisResult:
-    """Return relevance by AttnLRP's rules, gradient times input and HIS of every gate, on training data.
-
-    Raises:
-        GateError: for a family that no relevance is claimed for.
-    """
+    """Return relevance by AttnLRP's rules, gradient times input and HIS of every gate, on training data."""
     scores = Scores(dense.subject())
     raws = ("relevance", "relevance-signed", "gradient-x-input", "gradient-x-input-signed")
     found = {raw.replace("-", "_"): scores.raw(raw).numpy() for raw in raws}
@@ -434,11 +427,7 @@ class EveryEpoch(pl.Callback):
 
 
 def through_training(dense: DenseModel) -> AnalysisResult:
-    """Fine-tune once more from the run's configuration and seed, and measure after every epoch.
-
-    Raises:
-        GateError: if the run has no finetune phase.
-    """
+    """Fine-tune once more from the run's configuration and seed, and measure after every epoch."""
     if dense.setup.model.finetune == 0:
         raise GateError(
             "the run has no finetune phase to look at (--model.finetune is 0); give a run that fine-tunes its model"

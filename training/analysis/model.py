@@ -239,19 +239,12 @@ def load_dense(path: str, overrides: Sequence[str] = ()) -> DenseModel:
     Args:
         path: The directory of the run.
         overrides: Arguments of ``training.fit`` that replace those of the configuration, such as where the data are now.
-
-    Raises:
-        GateError: if there is no such run, it has not ended, or its data cannot be read or have changed.
     """
     return _load(path, overrides, "dense")[0]
 
 
 def load_pruned(path: str, overrides: Sequence[str] = ()) -> tuple[DenseModel, Tensor]:
-    """Rebuild the model with the weights of the end of the run, and return the mask ``[gates]`` of their training too.
-
-    Raises:
-        GateError: as above, or if the run has no mask.
-    """
+    """Rebuild the model with the weights of the end of the run, and return the mask ``[gates]`` of their training too."""
     found, state = _load(path, overrides, "final")
     mask = state.get("gates.mask")
     if mask is None or mask.shape != (found.gates.size,) or not 0 < int((mask > 0).sum()) < found.gates.size:
@@ -307,9 +300,6 @@ def setup_of(run: RunDirectory, overrides: Sequence[str] = (), given: str = "wha
         run: The run.
         overrides: Arguments of ``training.fit`` that replace those of the run.
         given: What these arguments are called in errors.
-
-    Raises:
-        GateError: for an argument that ``training.fit`` does not take, or a configuration that has changed.
     """
     file = run.path / CONFIG
     check_unchanged(file, read_text(file, "the configuration"))
@@ -461,11 +451,7 @@ def observe_run(dense: DenseModel, mask: Tensor | None = None) -> ObservedModel:
 
 
 def observe_folder(path: str) -> ObservedModel:
-    """Load a model in a folder, with its own tokenizer; no code from the folder is run.
-
-    Raises:
-        GateError: if it cannot be loaded, or its attention is not known.
-    """
+    """Load a model in a folder, with its own tokenizer; no code from the folder is run."""
     tokenizer = read_tokenizer(path)
     backbone = load_pretrained(AutoModel, Source(HubName(path)), read_config(path), what="a model").eval()
     if "input_ids" not in backbone.main_input_name:

@@ -169,11 +169,7 @@ class RoleTexts:
 
 
 def read_texts(files: RoleFiles, observed: ObservedModel) -> RoleTexts:
-    """Read and encode the files.
-
-    Raises:
-        GateError: for whatever is wrong with the files, or a tokenizer that does not fit.
-    """
+    """Read and encode the files."""
     maps = _named_heads(files.maps, observed)
     shown = [] if files.show is None else _shown(files.show, observed)
     trees = files.read_trees()

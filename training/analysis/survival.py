@@ -54,11 +54,7 @@ def survival_of_roles(run: str, roles: str) -> AnalysisResult:
 
 
 def read_masks(run: Path) -> Masks:
-    """Read the masks of a run or comparison, for every head. A gate of a group stands for all of its heads.
-
-    Raises:
-        GateError: if there are none.
-    """
+    """Read the masks of a run or comparison, for every head. A gate of a group stands for all of its heads."""
     try:
         entries, sites = read_json(run / "masks.json", list), read_json(run / "sites.json", list)
     except (FileNotFoundError, NotADirectoryError) as error:

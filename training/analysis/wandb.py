@@ -16,11 +16,7 @@ from training.runs.tracking import reachable, run_id, start
 
 
 def tracking_of(run: Path) -> WandbOptions | None:
-    """Return how a run or comparison appears in W&B, in the mode that works now; None if it is not there or switched off.
-
-    Raises:
-        GateError: if the configuration is damaged, or W&B cannot be reached although the run asks for that.
-    """
+    """Return how a run or comparison appears in W&B, in the mode that works now; None if it is not there or switched off."""
     if not (run / "wandb" / "run_id.txt").is_file() or not (run / CONFIG).is_file():
         return None
     try:

@@ -107,9 +107,6 @@ def load_trained(path: str) -> TrainedModel:
     """Load the dense model and the gates of a finished run, from a run directory or a checkpoint in one.
 
     The gates are those of the end of the run, also with the weights of another checkpoint.
-
-    Raises:
-        GateError: If there is no such run, it has not ended, or a file is damaged.
     """
     is_checkpoint = names_checkpoint(path)
     if is_checkpoint and not Path(path).is_file():
@@ -154,11 +151,7 @@ def run_of(path: str) -> Path:
 
 
 def options_of(checkpoint: Mapping[str, Any], path: str) -> PrunerOptions:
-    """Return the options that a checkpoint was trained with.
-
-    Raises:
-        GateError: If it does not state them.
-    """
+    """Return the options that a checkpoint was trained with."""
     try:
         settings = dict(checkpoint["hyper_parameters"])
         settings.pop("seed", None)
@@ -185,9 +178,6 @@ def choose_mask(
         budget: The budget, see :class:`gates.gating.budget.Budget`.
         minimum_per_layer: With a budget, the heads that every layer keeps. Default: as in the run.
         compute: A function that computes the ranking ``[gates]`` of a method that the run did not compare.
-
-    Raises:
-        GateError: For an unknown ranking or a budget that the model cannot have.
     """
     run, gates, ranking = trained.run, trained.gates, ranking or trained.method
     known = {trained.method: gates.log_alpha.detach()}
@@ -263,11 +253,7 @@ def _dense_model(run: RunDirectory, checkpoint: Mapping[str, Any], path: str) ->
 
 
 def load_with_dense_weights(path: str) -> TrainedModel:
-    """Load a finished run with the weights at the end of fine-tuning.
-
-    Raises:
-        GateError: For a checkpoint with other weights, or no finished run.
-    """
+    """Load a finished run with the weights at the end of fine-tuning."""
     if names_checkpoint(path):
         if Path(path).stem != "dense":
             raise GateError(f"--refit starts from the dense weights of a run, not from those of {path!r}; give its directory")
@@ -440,9 +426,6 @@ def export(
         measure: The batch sizes to measure latency at.
         length: The tokens per example of the check and the measurement.
         pad_heads: Whether heads of zeros make the layers of the stock form equally large.
-
-    Raises:
-        GateError: If the form is not possible, the check fails or the directory is taken; nothing is left then.
     """
     refuse_taken(out)
     if format == "gates":

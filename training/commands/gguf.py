@@ -83,9 +83,6 @@ def heads_by_layer(config: dict[str, Any], layers: int) -> list[tuple[int, int]]
     Args:
         config: The config of the export.
         layers: The number of layers.
-
-    Raises:
-        GateError: If the first layer has no heads.
     """
     heads = config["num_attention_heads"]
     kept = {int(re.findall(r"\d+", name)[0]): one for name, one in config.get("pruned_attention", {}).items()}

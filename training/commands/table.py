@@ -173,12 +173,7 @@ def run_command(name: str, arguments: Sequence[str] | None = None) -> int:
 
 
 def work_on(name: str, line: CommandLine) -> object:
-    """Do the work of a command.
-
-    Raises:
-        GateError: If several processes were started for a command of one, its options cannot be used, or no temporary files can
-            be written.
-    """
+    """Do the work of a command."""
     command = COMMANDS[name]
     _check_temporary_files()
     if not command.trains_together:
@@ -205,11 +200,7 @@ def _check_temporary_files() -> None:
 
 
 def read(name: str, given: Sequence[str]) -> CommandLine:
-    """Read the command line of a command.
-
-    Raises:
-        GateError: For a line that it does not take.
-    """
+    """Read the command line of a command."""
     command = COMMANDS[name]
     parser = command.parser()
     own, rest = split_at_dashes(given)

@@ -100,9 +100,6 @@ def load_system(
     Args:
         folder: of a model with its tokenizer, or a run directory.
         source_language, target_language: of a multilingual model; None for what the folder states.
-
-    Raises:
-        GateError: if there is none, it is not an encoder-decoder, or its tokenizer does not know a language.
     """
     path = Path(folder)
     if (path / "export").is_dir():
@@ -118,11 +115,7 @@ def load_system(
 
 
 def usable_device(name: str) -> torch.device:
-    """The device that is called so.
-
-    Raises:
-        GateError: if there is none here.
-    """
+    """The device that is called so."""
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError, ValueError) as error:
@@ -134,11 +127,7 @@ def usable_device(name: str) -> torch.device:
 def fitting_ids(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: Sequence[str], *, prefix: str = ""
 ) -> list[list[int]]:
-    """Token ids of sources.
-
-    Raises:
-        GateError: if one has more tokens than the model has positions, or the tokenizer does not know most of them.
-    """
+    """Token ids of sources."""
     ids, limit = encode_sources(tokenizer, source, prefix=prefix), positions(model.config, "encoder")
     for text, own in zip(source, ids, strict=True):
         if limit is not None and len(own) > limit:
@@ -167,9 +156,6 @@ def translate(
         decoding: how they are translated.
         batch_size: sentences per batch.
         prefix: text before every source.
-
-    Raises:
-        GateError: if a source has more tokens than the model has positions.
     """
     ids = fitting_ids(model, tokenizer, source, prefix=prefix)
     texts = [""] * len(ids)

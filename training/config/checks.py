@@ -20,9 +20,6 @@ def check_values(group: type, values: Mapping[str, Any], prefix: str = "") -> No
         group: The dataclass of the fields.
         values: The fields by name.
         prefix: The text before the names on a command line, such as ``model.``.
-
-    Raises:
-        GateError: For null where a value is needed, a number that is not finite or too large, and a text that no file can hold.
     """
     hints = get_type_hints(group)
     for name, value in values.items():

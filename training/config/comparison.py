@@ -192,11 +192,7 @@ class LauncherOptions:
 
     @property
     def host_and_port(self) -> tuple[str, int]:
-        """What the address says.
-
-        Raises:
-            GateError: if that is no host with a port.
-        """
+        """What the address says."""
         host, _, port = (self.ray_address or "").rpartition(":")
         if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 2**16:
             raise GateError(
@@ -207,11 +203,7 @@ class LauncherOptions:
 
 
 def alone(setup: Setup) -> Setup:
-    """The setup for experiments that are each done by one process.
-
-    Raises:
-        GateError: if several processes are asked for.
-    """
+    """The setup for experiments that are each done by one process."""
     trainer = setup.trainer
     several = trainer.devices not in ("auto", 1, "1") and not (isinstance(trainer.devices, list) and len(trainer.devices) == 1)
     for name, asked in (("devices", several), ("num_nodes", trainer.num_nodes > 1), ("strategy", trainer.strategy != "auto")):

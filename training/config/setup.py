@@ -24,9 +24,6 @@ class Setup:
 
     Args:
         run, model, weights, scratch, end, wandb, data, trainer: see the classes.
-
-    Raises:
-        GateError: for options that contradict each other.
     """
 
     run: RunOptions
@@ -40,11 +37,7 @@ class Setup:
 
     @classmethod
     def of(cls, config: Namespace) -> Setup:
-        """The setup that a configuration describes.
-
-        Raises:
-            GateError: for options that contradict each other, and where nothing says how many heads are to stay.
-        """
+        """The setup that a configuration describes."""
         model = config.model
         if model.budget is None and model.price is None and model.prune > 0:
             raise GateError(
@@ -77,11 +70,7 @@ class Setup:
         return replace(self, run=replace(self.run, seed=seed))
 
     def within(self, table: LatencyTable) -> Setup:
-        """The same, in which a budget in time has become a limit by a table of the model's.
-
-        Raises:
-            GateError: for a time that the model cannot have.
-        """
+        """The same, in which a budget in time has become a limit by a table of the model's."""
         budget = self.model.budget
         if not isinstance(budget, str):
             return self
@@ -110,9 +99,6 @@ def group_at(options: type[T], config: Namespace, prefix: str) -> T:
         options: its class.
         config: that it is in.
         prefix: what its options begin with, such as ``model.``.
-
-    Raises:
-        GateError: for a value that it cannot have.
     """
     values = {one.name: config[f"{prefix}{one.name}"] for one in fields(options) if one.init}  # type: ignore[arg-type]
     check_values(options, values, prefix)

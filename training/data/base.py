@@ -231,9 +231,6 @@ def set_aside_rows(rows: int, share: float, what: str, source: str = "file") -> 
 
     Returns:
         The numbers of the rows for training and for selection, in random order.
-
-    Raises:
-        GateError: If nothing is left to train on.
     """
     order = np.random.default_rng(0).permutation(rows)
     count = int(np.ceil(share * rows))
@@ -298,9 +295,6 @@ class TaskData(pl.LightningDataModule, ABC):
         Args:
             backbone: The model whose tokenizer to use.
             stated_labels: The class names of a fine-tuned backbone, whose order is then kept.
-
-        Raises:
-            GateError: For a tokenizer or data that cannot be used.
         """
 
     def use_files_of(self, run: Path) -> None:

@@ -104,11 +104,7 @@ def positions(starts: Sequence[int], length: int) -> list[int]:
 
 
 def text_column(split: str, columns: Sequence[str], wanted: str | None) -> str:
-    """Return the column of documents in a split: the one that is wanted, the one called text, or the only one.
-
-    Raises:
-        GateError: If there is none.
-    """
+    """Return the column of documents in a split: the one that is wanted, the one called text, or the only one."""
     if wanted is None:
         wanted = "text" if "text" in columns or len(columns) != 1 else columns[0]
     if wanted not in columns:
@@ -273,9 +269,6 @@ def read_documents(file: str, documents: DocumentsAre) -> list[str]:
     Args:
         file: The path.
         documents: Where a document ends: at a ``blank_line``, with each ``line``, or with the ``file``.
-
-    Raises:
-        GateError: If it is missing, empty, not UTF-8 or not whole.
     """
     check_there(file)
     check_text(file)
@@ -283,11 +276,7 @@ def read_documents(file: str, documents: DocumentsAre) -> list[str]:
 
 
 def stream_documents(file: str, documents: DocumentsAre, longest: int | None = None) -> Iterator[str]:
-    """Yield the documents of a text file one after another; see :func:`read_documents`.
-
-    Raises:
-        GateError: For a document of more than ``longest`` characters.
-    """
+    """Yield the documents of a text file one after another; see :func:`read_documents`."""
     lines: list[str] = []
     size = 0
     with open_text(file) as stream:
@@ -307,11 +296,7 @@ def stream_documents(file: str, documents: DocumentsAre, longest: int | None = N
 
 
 def set_aside(documents: list[str], fraction: float) -> tuple[list[str], list[str]]:
-    """Set documents aside at random, at least one; a text that occurs again is on one side alone.
-
-    Raises:
-        GateError: If there is one document alone.
-    """
+    """Set documents aside at random, at least one; a text that occurs again is on one side alone."""
     distinct = list(dict.fromkeys(documents))
     if len(distinct) < 2:
         raise GateError(
@@ -353,9 +338,6 @@ class TextStream:
         Args:
             seed: The seed of their order; None for the order that they have.
             buffer: The number of texts among which the next one is drawn.
-
-        Raises:
-            GateError: If the data turn out to be damaged, or no texts.
         """
         rows = self.rows if seed is None or buffer == 1 else self.rows.shuffle(seed=seed, buffer_size=buffer)
         for number, row in enumerate(self._read(rows), start=1):
@@ -375,11 +357,7 @@ class TextStream:
 
 
 def open_streams(options: Documents) -> dict[str, TextStream]:
-    """Return the splits that exist, by our names; only their beginnings are read.
-
-    Raises:
-        GateError: For data that are missing, of a form that cannot be streamed, or without a column of texts.
-    """
+    """Return the splits that exist, by our names; only their beginnings are read."""
     if options.dataset is not None:
         return _of_hub(options, options.dataset)
     return {name: _of_file(name, file, options) for name, file in options.files.items()}

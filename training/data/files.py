@@ -39,9 +39,6 @@ def read_table(
         columns: The names of the columns when there is no header line.
         quoting: Whether csv fields may be quoted; by default yes for csv and no for tsv.
         checked: Whether a first line that looks like a header is refused where the columns are named.
-
-    Raises:
-        GateError: If the file is missing, empty, of unknown format, not UTF-8, or not what its ending says.
     """
     path = Path(file)
     check_there(file)
@@ -113,9 +110,6 @@ def choose_columns(split: str, columns: list[str], options: SentenceFiles) -> di
     """Return the file's names of the columns ``text``, ``label`` and, if there is one, ``pair``.
 
     Where the options name no column, it is the one with a usual name, or the remaining one of two columns.
-
-    Raises:
-        GateError: For a column that is not there, or if it is not sure which one is meant.
     """
     wanted = {"text": options.text_column, "label": options.label_column, "pair": options.pair_column}
     found = {name: column for name, column in wanted.items() if column is not None}
@@ -161,10 +155,6 @@ def check_label_headers(tables: Mapping[str, pd.DataFrame], labels: Mapping[str,
         tables: The tables of the splits, whose columns were named by hand.
         labels: The column of the class in each table.
         files: The files that the tables were read from.
-
-    Raises:
-        GateError: If the first class of a file is the only one that occurs once, or two files begin with the same row and its
-            class occurs nowhere else.
     """
     first_rows, times = {}, {}
     for split, table in tables.items():
@@ -301,9 +291,6 @@ def check_text(file: str) -> None:
 
     Args:
         file: A text file, also with ``.gz``.
-
-    Raises:
-        GateError: If it is not so, with the line.
     """
     name, number, empty = f"the data file {file!r}", 0, True
     try:

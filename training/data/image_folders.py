@@ -33,11 +33,7 @@ class Folder(NamedTuple):
 
 
 def read_folder(folder: str, split: str) -> Folder:
-    """Return the images in a folder's folders, whose names are the classes; hidden files are passed over.
-
-    Raises:
-        GateError: If it is missing, has no folders, or one of them has no image.
-    """
+    """Return the images in a folder's folders, whose names are the classes; hidden files are passed over."""
     if not Path(folder).is_dir():
         raise GateError(f"the {split} folder {folder!r} does not exist; check the path")
     found = Folder([], [], 0)
@@ -61,9 +57,6 @@ def check_image_classes(classes: Mapping[str, list[str]]) -> list[str]:
 
     Args:
         classes: The classes of the images of each split, with ``train`` among them.
-
-    Raises:
-        GateError: For one class alone, and a class of another split that is not among them.
     """
     known = in_order(classes["train"])
     if len(known) < 2:
@@ -80,9 +73,6 @@ def open_image(content: bytes, name: str) -> Image.Image:
     Args:
         content: The content of the file.
         name: The name of the image in an error.
-
-    Raises:
-        GateError: If it is no image, not whole, or of numbers whose largest value is not known.
     """
     try:
         with Image.open(BytesIO(content)) as image:

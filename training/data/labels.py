@@ -22,10 +22,6 @@ def check_classes(labels: Mapping[str, list[str]]) -> list[str]:
 
     Args:
         labels: The labels of the examples of each split, with ``train`` among them.
-
-    Raises:
-        GateError: For labels that are no classes: in the training split empty ones, one alone, or nearly as many as examples;
-            in the others, labels that the training split does not have.
     """
     classes, total = sorted(set(labels["train"])), len(labels["train"])
     if several := next((label for label in classes if SEVERAL.fullmatch(label)), None):
@@ -68,9 +64,6 @@ def check_numbers(labels: Mapping[str, list[str]]) -> dict[str, float]:
 
     Args:
         labels: The labels of the examples of each split.
-
-    Raises:
-        GateError: For a label that is no number, and for a split that has one number alone.
     """
     numbers: dict[str, float] = {}
     for split, own in labels.items():

@@ -37,9 +37,6 @@ def read_tagged(file: str, options: Tags) -> list[Tagged]:
     Args:
         file: The path; see :class:`training.config.data.Tags`.
         options: The options of the data, which say which columns are meant.
-
-    Raises:
-        GateError: For a file that is missing, empty, not UTF-8 or not what its ending says, with the line.
     """
     check_there(file)
     ending = Path(file.removesuffix(".gz")).suffix.lower()
@@ -60,11 +57,7 @@ def read_tagged(file: str, options: Tags) -> list[Tagged]:
 
 
 def choose_lists(where: str, columns: Sequence[str], options: Tags) -> tuple[str, str]:
-    """Return the names of the columns of words and of tags.
-
-    Raises:
-        GateError: For a column that is not there, or if it is not sure which one is meant.
-    """
+    """Return the names of the columns of words and of tags."""
     wanted = {"words": (options.words_column, WORD_COLUMNS), "tags": (options.tags_column, TAG_COLUMNS)}
     found = []
     for role, (name, usual) in wanted.items():
@@ -79,11 +72,7 @@ def choose_lists(where: str, columns: Sequence[str], options: Tags) -> tuple[str
 
 
 def tagged_lists(words: Sequence[Any], tags: Sequence[Any], where: str) -> list[Tagged]:
-    """Return sentences from lists of words and of tags.
-
-    Raises:
-        GateError: For a list that is no list of texts, is empty, or has another length than its words.
-    """
+    """Return sentences from lists of words and of tags."""
     found = []
     for row, (own, theirs) in enumerate(zip(words, tags, strict=True), 1):
         place = f"example {row} of {where}"
@@ -120,11 +109,7 @@ def sentence_blocks(lines: Iterable[str]) -> Iterator[Block]:
 
 
 def conllu_fields(line: str, where: str) -> list[str]:
-    """Return the ten columns of a line of CoNLL-U.
-
-    Raises:
-        GateError: If it has another number of columns.
-    """
+    """Return the ten columns of a line of CoNLL-U."""
     fields = line.split("\t")
     if len(fields) != CONLLU_COLUMNS:
         raise GateError(f"{where} has {len(fields)} columns; expected the {CONLLU_COLUMNS} of CoNLL-U, with tabs between them")
@@ -203,9 +188,6 @@ def check_tags(sentences: Mapping[str, Sequence[Tagged]], stated: Sequence[str] 
     Args:
         sentences: The sentences of each split, with ``train`` among them.
         stated: The tags of a fine-tuned model, which may be more.
-
-    Raises:
-        GateError: For one tag alone, a tag with a space in it, and a tag of another split that is not among them.
     """
     own = sorted({tag for sentence in sentences["train"] for tag in sentence.tags})
     if spaced := next((tag for tag in own if len(tag.split()) > 1), None):

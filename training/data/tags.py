@@ -50,9 +50,6 @@ def encode_words(
         tokenizer: A fast tokenizer, which alone says which pieces belong to a word.
         sentences: The words of each sentence.
         limit: The most tokens that the model takes; None for any number.
-
-    Raises:
-        GateError: For a slow tokenizer.
     """
     if not tokenizer.is_fast:
         raise GateError(
@@ -133,11 +130,7 @@ class TagsData(TaskData):
         return found
 
     def _find_scheme(self, sentences: dict[str, list[Tagged]]) -> Scheme | None:
-        """Return how the tags mark entities, if they do and all of them are whole.
-
-        Raises:
-            GateError: If they do not, and entities are to be measured.
-        """
+        """Return how the tags mark entities, if they do and all of them are whole."""
         measured, scheme = self.options.metric == "entity_f1", scheme_of(self.labels)
         if scheme is None:
             if measured:

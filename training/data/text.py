@@ -60,9 +60,6 @@ class SentenceData(TaskData):
         Args:
             labels: The labels of the examples of each split.
             stated_labels: The names of the classes in their order, where the model's configuration states them.
-
-        Raises:
-            GateError: For labels that do not fit this task.
         """
 
     def build(self, backbone: str | None, stated_labels: list[str] | None = None) -> None:
@@ -143,9 +140,6 @@ def ordered_classes(
         classes: The sorted classes.
         stated_labels: The names of the classes of a fine-tuned model, in its order.
         options: The options of the data, which say which class is the positive one.
-
-    Raises:
-        GateError: If the metric is F1 of one of two classes, and it is not sure which one, or there are not two.
     """
     position = {name.lower(): index for index, name in enumerate(stated_labels or [])}
     are_stated = {label.lower() for label in classes} == set(position)
@@ -276,11 +270,7 @@ def glue_data(options: Glue) -> SentenceReader:
 
 
 def padding_tokenizer(name: str | None) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a hub name or local folder, with a padding token.
-
-    Raises:
-        GateError: If there is no tokenizer, or it has no token for padding.
-    """
+    """Return the tokenizer of a hub name or local folder, with a padding token."""
     if name is None:
         raise GateError("no tokenizer: give --model.backbone or --data.tokenizer")
     tokenizer = read_tokenizer(name)
@@ -310,9 +300,6 @@ def read_hub(dataset: str, subset: str | None, split_names: Mapping[str, str | N
         subset: The configuration of the data set.
         split_names: The names of the splits to read, by our names; None for one that does not exist.
         instead: The options for local files, to name in an error.
-
-    Raises:
-        GateError: If it cannot be loaded or lacks a split.
     """
     where = f"{dataset!r}" + (f" ({subset})" if subset else "")
     try:

@@ -45,9 +45,6 @@ def train_subwords(
         kind: ``bpe`` or ``unigram``.
         vocab_size: The largest number of tokens, special ones included; fewer where the texts have no more.
         max_length: The length that the tokenizer states as its longest.
-
-    Raises:
-        GateError: For another kind, or if the size is too small for the characters of the texts.
     """
     if kind not in get_args(Subwords):
         raise GateError(f"subwords is {kind!r}; expected one of {', '.join(map(repr, get_args(Subwords)))}")
@@ -103,11 +100,7 @@ def wrapped(tokenizer: Tokenizer, *, max_length: int) -> PreTrainedTokenizerBase
 
 
 def set_languages(tokenizer: PreTrainedTokenizerBase, *, source: str | None, target: str | None) -> None:
-    """Set the languages that a tokenizer reads and writes; None leaves what it has.
-
-    Raises:
-        GateError: For a language that it does not know.
-    """
+    """Set the languages that a tokenizer reads and writes; None leaves what it has."""
     for attribute, language in (("src_lang", source), ("tgt_lang", target)):
         if language is not None:
             language_token(tokenizer, language)
@@ -115,11 +108,7 @@ def set_languages(tokenizer: PreTrainedTokenizerBase, *, source: str | None, tar
 
 
 def language_token(tokenizer: PreTrainedTokenizerBase, language: str) -> int:
-    """Return the id of a language's token.
-
-    Raises:
-        GateError: For a language that the tokenizer does not know.
-    """
+    """Return the id of a language's token."""
     try:  # M2M100 writes the tokens in another way than the names
         token = getattr(tokenizer, "get_lang_id", tokenizer.convert_tokens_to_ids)(language)
     except KeyError:
@@ -159,9 +148,6 @@ class TranslationData(WithOwnTokenizer):
 
     Args:
         options: The options of the data.
-
-    Raises:
-        GateError: For a tokenizer of BLEU whose package is not installed.
     """
 
     options: TranslationOptions
@@ -421,11 +407,7 @@ def _texts(name: str, column: str, values: list[Any]) -> list[str]:
 
 
 def read_aligned(source: str, target: str) -> Pairs:
-    """Read two text files, line by line.
-
-    Raises:
-        GateError: If one is missing, empty, not UTF-8, not whole, or they have different numbers of lines.
-    """
+    """Read two text files, line by line."""
     pairs = Pairs(read_lines(source), read_lines(target))
     if len(pairs.source) != len(pairs.target):
         raise GateError(
@@ -443,9 +425,6 @@ def read_lines(file: str, what: str = "data") -> list[str]:
     Args:
         file: The path.
         what: The kind of file in an error.
-
-    Raises:
-        GateError: If it is missing, empty, not UTF-8 or not whole.
     """
     check_there(file, what)
     check_text(file)

@@ -43,9 +43,6 @@ def read_treebank(file: str) -> list[Tree]:
 
     Of a token of several words, such as German *zum*, the words are taken, to which the trees refer. Empty nodes and enhanced
     dependencies, which are a layer of their own, are passed over.
-
-    Raises:
-        GateError: For a file that is missing, empty, not UTF-8 or no CoNLL-U, with the line.
     """
     check_there(file, "treebank")
     check_text(file)
@@ -62,9 +59,6 @@ def trees_in(lines: Iterable[str], where: str) -> list[Tree]:
     Args:
         lines: The lines, with or without their ends.
         where: The place of the lines in an error.
-
-    Raises:
-        GateError: For lines that are no CoNLL-U.
     """
     blocks = ([(number, line) for number, line in block if not line.startswith("#")] for block in sentence_blocks(lines))
     return [_tree(where, block) for block in blocks if block]
@@ -76,9 +70,6 @@ def relations_of(trees: Sequence[Tree], wanted: Sequence[str] = ()) -> list[str]
     Args:
         trees: The trees of a treebank.
         wanted: The relations to return, in this order; by default all but :data:`UNCOUNTED`.
-
-    Raises:
-        GateError: For a relation that the treebank does not have.
     """
     counts = Counter(relation for tree in trees for relation in tree.relations)
     for relation in wanted:
@@ -170,9 +161,6 @@ def read_coreference(file: str) -> list[Pronoun]:
     """Read the pronouns of a GAP table or of WinoBias sentences with brackets around pronoun and antecedent, also with ``.gz``.
 
     Pronouns of GAP that stand for neither candidate are passed over.
-
-    Raises:
-        GateError: For a file that is missing, empty or neither, with the line.
     """
     check_there(file, "coreference")
     check_text(file)
@@ -258,9 +246,6 @@ def parse_texts(parser: str, texts: Sequence[str]) -> list[Tree]:
         parser: The name or folder of an installed pipeline of spaCy; or ``module:function``, a user's own function that takes
             the list of texts and gives their trees as one text in CoNLL-U.
         texts: The texts, in the language of the parser.
-
-    Raises:
-        GateError: If there is no such parser, or it gives no trees.
     """
     trees = _own_trees(parser, texts) if ":" in parser else _spacy_trees(parser, texts)
     if not trees:
@@ -324,9 +309,5 @@ def _parsed_tree(sentence: Any) -> Tree:
 
 
 def read_lines(file: str) -> list[str]:
-    """Read the lines of a UTF-8 text file that are not blank, also with ``.gz``.
-
-    Raises:
-        GateError: For a file that is missing, empty or not UTF-8.
-    """
+    """Read the lines of a UTF-8 text file that are not blank, also with ``.gz``."""
     return [line for line in parallel_text.read_lines(file, "text") if line]

@@ -220,11 +220,7 @@ MARK = "drawn by head-gates report"
 
 
 def write_pictures(pictures: Mapping[Path, bytes]) -> None:
-    """Write pictures, all of them or, where one may not be written, none.
-
-    Raises:
-        GateError: if something else than an earlier picture has the name of one.
-    """
+    """Write pictures, all of them or, where one may not be written, none."""
     for path in pictures:
         check_output(path, MARK, "picture of a report")
     for path, content in pictures.items():
@@ -446,9 +442,6 @@ def recoveries(truth: pd.DataFrame) -> pd.DataFrame:
     Returns:
         :data:`RECOVERY_COLUMNS`: ``recovered``, ``precision`` and ``recall`` where the budget is the number of necessary
         functions; ``smallest``, the budget from which on the function survives at every larger one, NaN where there is none.
-
-    Raises:
-        GateError: for a table without these columns.
     """
     lacking = {"seed", "method", "budget", "needed", "exact", "precision", "recall", "survives"} - set(truth)
     if lacking:

@@ -169,11 +169,7 @@ def survivors(table: pd.DataFrame, counts: pd.DataFrame) -> Figure:
 
 
 def pictures_of_roles(contents: ReportData) -> list[Picture]:
-    """Return the map of all heads with their roles, then the roles of the heads that methods keep.
-
-    Raises:
-        GateError: if the roles are those of another model.
-    """
+    """Return the map of all heads with their roles, then the roles of the heads that methods keep."""
     table = contents.roles
     if table is None:
         return []
@@ -197,11 +193,7 @@ def _is_measured(table: pd.DataFrame, role: str) -> bool:
 
 
 def figures_for(directory: str | os.PathLike[str]) -> dict[str, Figure]:
-    """Return all pictures of a directory that ``training compare`` or ``training.fit`` wrote, by name.
-
-    Raises:
-        GateError: if it is neither.
-    """
+    """Return all pictures of a directory that ``training compare`` or ``training.fit`` wrote, by name."""
     return {picture.name: picture.figure for picture in pictures_of(read_contents(Path(directory)))}
 
 

@@ -35,11 +35,7 @@ FIND_AGAIN = "find the roles again with --experiments roles"
 
 
 def read_roles(path: Path) -> pd.DataFrame:
-    """A table that the experiment roles wrote, a row for each head, with its kind of attention.
-
-    Raises:
-        GateError: if there is none, or it is no such table.
-    """
+    """A table that the experiment roles wrote, a row for each head, with its kind of attention."""
     try:
         types = dict.fromkeys((SPECIALISED, *HAS), bool) | {"head": int, "site": str}
         table = pd.read_csv(io.StringIO(read_text(path, mend=FIND_AGAIN)), dtype=types)
@@ -69,9 +65,6 @@ def roles_of_gates(table: pd.DataFrame, sites: Sequence[tuple[str, int]], where:
         table: of roles, a row for each head.
         sites: label and number of gates of each site, in the order of gates.
         where: what the gates are those of, for the error.
-
-    Raises:
-        GateError: if the two are not of the same heads.
     """
     found = []
     for label, gates in sites:
@@ -123,11 +116,7 @@ def as_text(attention: dict[str, Any]) -> str:
 
 
 def read_attention(folder: Path) -> str | None:
-    """The attention that lies beside a table of roles, as a page holds it; None where there is none.
-
-    Raises:
-        GateError: if it is damaged.
-    """
+    """The attention that lies beside a table of roles, as a page holds it; None where there is none."""
     path = folder / ATTENTION
     try:
         found = read_json(path, dict, mend=FIND_AGAIN)
@@ -181,9 +170,6 @@ def read_contents(path: Path, roles: Path | None = None) -> ReportData:
     Args:
         path: The directory.
         roles: A table of the experiment roles about the same model; by default the directory's own ``roles.csv``, if any.
-
-    Raises:
-        GateError: if it is neither, or one of its files is damaged.
     """
     comparison, metrics = _table(path, "comparison.csv"), _if_there(read_json, path / "metrics.json", dict) or {}
     unfinished = _table(path, UNFINISHED) if comparison is None else None

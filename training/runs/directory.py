@@ -58,9 +58,6 @@ def only_writer(folder: Path, *, wait: bool = True) -> Iterator[None]:
     Args:
         folder: The directory.
         wait: Whether to wait for the children of a killed process.
-
-    Raises:
-        GateError: If another process holds the lock, or the directory is or lies in a file.
     """
     refuse_file(folder)
     made = [place for place in (folder, *folder.parents) if not place.exists()]
@@ -194,9 +191,6 @@ class RunDirectory:
             path: The directory, or None for ``runs/NAME``, with a number if that is taken.
             name: The name of the run.
             existing: What to do if the directory holds a run.
-
-        Raises:
-            GateError: If it is taken, or there is nothing to resume.
         """
         chosen = Path("runs") / name if path is None else Path(path)
         if path is None and existing == "refuse":
@@ -216,11 +210,7 @@ class RunDirectory:
 
     @classmethod
     def finished(cls, path: str | os.PathLike[str]) -> RunDirectory:
-        """Return the directory of a run that has ended.
-
-        Raises:
-            GateError: If there is no such directory, it does not hold a run, or the run has not ended.
-        """
+        """Return the directory of a run that has ended."""
         found = cls(Path(path))
         if not found.path.is_dir():
             raise GateError(f"the run {str(path)!r} does not exist; give a run directory, or a checkpoint in one")
@@ -326,11 +316,7 @@ def _refuse_taken(folder: Path, existing: Existing, *, holds_run: bool) -> None:
 
 @contextmanager
 def locked_directory(options: RunOptions) -> Iterator[tuple[RunDirectory, bool]]:
-    """Yield the locked run directory, and whether this is the first of the processes that share it.
-
-    Raises:
-        GateError: If it is taken, or another process is at work there.
-    """
+    """Yield the locked run directory, and whether this is the first of the processes that share it."""
     if not is_first_process(os.environ):
         path = os.environ.get(RUN_DIR_OF_FIRST) or options.run_dir
         if path is None:

@@ -46,9 +46,6 @@ def own_function(name: str, what: str, takes: str) -> Callable[..., Any]:
         name: The name as it was given.
         what: The kind of function, such as a score.
         takes: The kind of its one argument.
-
-    Raises:
-        GateError: If there is no such module or function, its import fails, or it does not take one argument.
     """
     module_name, _, attribute = name.partition(":")
     if module_name.endswith(".py"):

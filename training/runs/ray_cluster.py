@@ -56,9 +56,6 @@ def connected(options: LauncherOptions, accelerator: str) -> Iterator[None]:
     Args:
         options: The options of the launcher.
         accelerator: The accelerator of the trainer of every task.
-
-    Raises:
-        GateError: If there is no cluster, or it lacks what a task needs.
     """
     check_ray(options)
     for name, value in SETTINGS.items():
@@ -90,9 +87,6 @@ def gpus_per_task(options: LauncherOptions, accelerator: str) -> float:
     Args:
         options: The options of the launcher.
         accelerator: The accelerator of the trainer.
-
-    Raises:
-        GateError: If no machine of the cluster has as many cores or GPUs as a task gets.
     """
     import ray
 

@@ -23,9 +23,6 @@ def read_options(file: Path, *, mend: str) -> dict[str, Any]:
     Args:
         file: The configuration.
         mend: What to do if it is damaged.
-
-    Raises:
-        GateError: If it cannot be read.
     """
     try:
         return flat_options(read_yaml(file, "the configuration"))

@@ -181,11 +181,7 @@ def check_numbers(path: Path, name: str, column: pd.Series[Any], mend: str) -> N
 
 
 def read_arrays(path: Path, *, mend: str = AGAIN) -> dict[str, np.ndarray]:
-    """Return the arrays of an ``npz`` file by name. Pickled objects are refused.
-
-    Raises:
-        GateError: If it is missing or damaged.
-    """
+    """Return the arrays of an ``npz`` file by name. Pickled objects are refused."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return dict(arrays)

@@ -48,9 +48,6 @@ def interval(values: ArrayLike, level: float = LEVEL, *, bounds: tuple[float, fl
         values: ``[seeds]``.
         level: of confidence.
         bounds: least and largest value that the metric can take; None for a metric without.
-
-    Raises:
-        GateError: if there is no value, or one lies beyond the bounds.
     """
     sample = np.asarray(values, dtype=float).ravel()
     count = len(sample)

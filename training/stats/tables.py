@@ -55,9 +55,6 @@ def summarise(comparison: pd.DataFrame, main_metric: str) -> pd.DataFrame:
         Columns stage, method, budget, seeds, mean, std, low, high of the metric on test, ``select_mean`` of that on the
         selection split, and the mean steps, seconds and peak memory, of models that generate also the bytes of their KV cache
         per token, of learned methods the share of closed heads that gates closed; in the order in which they first come.
-
-    Raises:
-        GateError: if the metric is not in the table.
     """
     column = _metric_column(comparison, main_metric)
     rows = []
@@ -94,9 +91,6 @@ def compare_methods(
         ``ahead`` and in how many ``behind``, the ``least`` and ``most`` difference of a seed; low, high and p as
         :func:`training.stats.significance.paired_difference` has them, and ``p_holm``, corrected for all distinct pairs
         tested at the same stage and budget.
-
-    Raises:
-        GateError: if an experiment has no predictions, or some were tested on different examples.
     """
     tables = []
     for stage, budget, cells in _rounds(comparison):

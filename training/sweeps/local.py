@@ -151,11 +151,7 @@ class LocalSweep:
         self._say(f"trial {job.number} failed after {seconds:.0f} s: {reason}")
 
     def _record(self, job: Job, seconds: float) -> None:
-        """Record a trial that has ended with results.
-
-        Raises:
-            GateError: If it does not have the sweep's metric, which the others will not have either.
-        """
+        """Record a trial that has ended with results."""
         run, sweep = self._run_dir(job.number), self.trials.sweep
         metrics = read_json(run / "metrics.json", dict)
         result = metrics["run"]["result"] | {"all_heads": metrics["heads"]}

@@ -80,11 +80,7 @@ class Sweep:
         }
 
     def grid(self) -> dict[str, list[Any]]:
-        """Return the values of every searched option, as Optuna has them.
-
-        Raises:
-            GateError: If an option is continuous, or there are too many cells.
-        """
+        """Return the values of every searched option, as Optuna has them."""
         found, cells = {}, 1
         for name, drawn in self.space.items():
             if isinstance(drawn, CategoricalDistribution):
@@ -100,11 +96,7 @@ class Sweep:
         return found
 
     def count(self, trials: int | None) -> int:
-        """Return the number of trials: as requested or as the file says, and no more than the grid has.
-
-        Raises:
-            GateError: If nothing says when a random or a Bayesian search ends.
-        """
+        """Return the number of trials: as requested or as the file says, and no more than the grid has."""
         wanted = self.run_cap if trials is None else trials
         if self.method == "grid":
             cells = math.prod(map(len, self.grid().values()))
@@ -144,11 +136,7 @@ class Sweep:
             yield change, self.trial_command(self.values(first | change), further)
 
     def check(self, further: Sequence[str]) -> WandbOptions:
-        """Check that ``training.fit`` takes every option and value, and return how the trials appear in W&B.
-
-        Raises:
-            GateError: For an option or a value that it does not take.
-        """
+        """Check that ``training.fit`` takes every option and value, and return how the trials appear in W&B."""
         parser = build_parser()
         parser.exit_on_error = False
         for change, command in self.trial_commands(further):
@@ -178,11 +166,7 @@ def check_own(arguments: Sequence[str]) -> None:
 
 
 def read_sweep(path: Path) -> Sweep:
-    """Read a sweep file.
-
-    Raises:
-        GateError: If it is not there, not YAML, or asks for something that cannot be run here.
-    """
+    """Read a sweep file."""
     try:
         content = read_yaml(path, "the sweep file")
     except yaml.YAMLError as error:

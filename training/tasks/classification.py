@@ -269,11 +269,7 @@ class ImageClassification(Classification):
 
 
 def read_image_processor(name: str) -> BaseImageProcessor:
-    """Return the processor of a hub name or local folder, which makes a model's input of an image. No code from it is run.
-
-    Raises:
-        GateError: If there is none, or it needs a package that is not installed.
-    """
+    """Return the processor of a hub name or local folder, which makes a model's input of an image. No code from it is run."""
     try:
         processor: BaseImageProcessor = AutoImageProcessor.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # damaged files raise errors of many kinds

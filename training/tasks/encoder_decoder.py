@@ -61,9 +61,6 @@ def check_positions(
         max_length: The longest source, target or translation in tokens.
         sides: The parts of the model that see such texts.
         mend: Another way to mend it, to end the error with.
-
-    Raises:
-        GateError: If a part of the model takes fewer.
     """
     for side in sides:
         limit = positions(config, side)

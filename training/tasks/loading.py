@@ -26,12 +26,7 @@ from training.config.data import TOKENIZER_FILES
 
 
 def read_config(backbone: str, *, trust_remote_code: bool = False) -> Any:
-    """Return the config of a hub name or local folder.
-
-    Raises:
-        GateError: If there is none, it or another file of an export is damaged, or it needs code that comes with it and is not
-            trusted.
-    """
+    """Return the config of a hub name or local folder."""
     if Path(backbone).is_dir():
         verify_checksums(backbone)
     try:
@@ -70,11 +65,7 @@ def check_class(auto: Any, config: Any, name: str, purpose: str) -> None:
 
 
 def read_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a hub name or local folder. No code from it is run.
-
-    Raises:
-        GateError: If there is none, one of its files is damaged, or it needs a package that is not installed.
-    """
+    """Return the tokenizer of a hub name or local folder. No code from it is run."""
     folder = Path(name)
     if folder.is_dir():
         verify_checksums(folder)
@@ -107,9 +98,6 @@ def load_pretrained(auto: Any, source: Source, config: Any, *, what: str, resize
         config: The config that :func:`read_config` gave, perhaps changed.
         what: The name of the model in errors, such as ``a classifier``.
         resized: Whether weights of another size are initialised again.
-
-    Raises:
-        GateError: If the weights cannot be loaded.
     """
     more: dict[str, Any] = {"trust_remote_code": source.trust_remote_code}
     if hasattr(config, "pruned_attention"):  # an export of this project, whose own code is not needed
@@ -145,9 +133,6 @@ def from_config(auto: Any, fields: Mapping[str, Any], ours: Mapping[str, Any] | 
         auto: The Auto class of the model.
         fields: The fields of the config, as a user gave them.
         ours: Further fields, which the config need not state; those of the user go before them.
-
-    Raises:
-        GateError: If they are not the fields of a config, or the Auto class has no model for it.
     """
     fields = dict(fields)
     model_type = fields.pop("model_type", None)

@@ -42,9 +42,6 @@ class Decoding:
         max_length: The longest translation in tokens. It also has at most as many as the model has positions, and at most twice
             its source and 10 more: a translation that does not end by itself is cut there.
         forced_first: The token of the target language of a multilingual model, see :func:`begin_with_`.
-
-    Raises:
-        GateError: For a length penalty that is no finite number.
     """
 
     beams: int = 4
@@ -144,11 +141,7 @@ END = 0
 
 
 def make_scorer(name: Scorer, tokenize: BleuTokenizer = "13a", **more: Any) -> BLEU | CHRF:
-    """Return sacrebleu's BLEU or chrF; chrF is of characters and has no tokens.
-
-    Raises:
-        GateError: For an unknown tokenizer, or one that needs a package which is not installed.
-    """
+    """Return sacrebleu's BLEU or chrF; chrF is of characters and has no tokens."""
     if tokenize not in get_args(BleuTokenizer):
         raise GateError(f"BLEU has no tokenizer {tokenize!r} here; expected one of {', '.join(get_args(BleuTokenizer))}")
     if name == "chrf":
@@ -218,9 +211,6 @@ def paired_bootstrap(
     Returns:
         One row per system: ``system``, and for BLEU and chrF the score, the mean and half the width of the 95 % interval
         over the samples, and ``p`` of the difference to the baseline (None for the baseline itself).
-
-    Raises:
-        GateError: If a system has another number of translations than there are references.
     """
     for name, hypotheses in systems.items():
         if len(hypotheses) != len(references):
