@@ -101,13 +101,7 @@ def experiments_of(options: Any) -> list[str]:
 
 
 def check_arguments(options: Any, chosen: Sequence[str], other: Sequence[str]) -> None:
-    """Check that every experiment has its files, and that every file is used.
-
-    Args:
-        options: The options of the command.
-        chosen: The names of the experiments.
-        other: The options of other data.
-    """
+    """Check that every experiment has its files, and that every file is used."""
     if (DOMAINS in chosen) != bool(other):
         raise GateError(
             "the experiment domains needs other data; give it, for example with --other_data.test_file FILE"
@@ -153,12 +147,7 @@ def _check_trees(options: Any, *, needed: bool) -> None:
 
 
 class OutputDirectory:
-    """Tables, pictures, ``metrics.json`` and ``analysis.md``. Analyses of the same run add up.
-
-    Args:
-        path: The directory. Nothing is written into it yet.
-        run: The analysed run, as it was given.
-    """
+    """Tables, pictures, ``metrics.json`` and ``analysis.md``. Analyses of the same run add up."""
 
     def __init__(self, path: Path, run: str) -> None:
         self.path, self.run = path, run
@@ -281,15 +270,7 @@ def _analyze(line: CommandLine, chosen: Sequence[str], other: Sequence[str]) -> 
 def _experiments(
     options: Any, dense: DenseModel | None, mask: Tensor | None, chosen: Sequence[str], elsewhere: Setup | None
 ) -> dict[str, Callable[[], AnalysisResult]]:
-    """Return the experiments by name. Files are read here, so that errors in them show before the long part.
-
-    Args:
-        options: The options of the command.
-        dense: The model of the run, with its dense or its final weights. None for a folder with a model or survival alone.
-        mask: The mask of the gates, with the final weights.
-        chosen: The names of the experiments.
-        elsewhere: The run with other data. None without the experiment that needs them.
-    """
+    """Return the experiments by name. Files are read here, so that errors in them show before the long part."""
     found: dict[str, Callable[[], AnalysisResult]] = {}
     for name in chosen:
         if name == SURVIVAL:

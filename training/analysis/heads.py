@@ -385,9 +385,6 @@ class EveryEpoch(pl.Callback):
 
     It records HIS and entropy of all heads on training data, and the quality on the test split with more and more heads pruned
     in the order of HIS. Training stops where fine-tuning ends.
-
-    Args:
-        dense: The run; its pruner is the one in training.
     """
 
     def __init__(self, dense: DenseModel) -> None:

@@ -237,7 +237,6 @@ def load_dense(path: str, overrides: Sequence[str] = ()) -> DenseModel:
     """Rebuild the dense model and the data of a finished run from its configuration.
 
     Args:
-        path: The directory of the run.
         overrides: Arguments of ``training.fit`` that replace those of the configuration, such as where the data are now.
     """
     return _load(path, overrides, "dense")[0]

@@ -152,7 +152,6 @@ class RoleTexts:
         frequencies: The frequency of every token, for sources and for targets, ``[vocabulary]``.
         frequencies_from: The texts in which they are counted, in words.
         seen: The tokens from which random sequences are drawn.
-        parser: The parser that made the trees; None for gold ones.
         shown: The tokens of sentences whose attention is shown; empty for some of the treebank.
         maps: The site's number, and the head's number there, of every head whose attention is drawn.
     """

@@ -26,10 +26,6 @@ Tables = Mapping[tuple[str, int], Mapping[int, Table]]
 def survival_of_roles(run: str, roles: str) -> AnalysisResult:
     """Compare which of the specialised and of the other heads every method keeps.
 
-    Args:
-        run: The directory of a run or comparison, with its masks.
-        roles: ``roles.csv`` of the same model.
-
     Raises:
         GateError: if one of them is missing, or they are not of the same heads.
     """

@@ -30,13 +30,7 @@ def tracking_of(run: Path) -> WandbOptions | None:
 
 
 def send_pictures(options: WandbOptions, run: Path, pictures: Mapping[str, Path]) -> None:
-    """Send pictures as media ``analysis/NAME`` to the analysed run, which continues under its own id.
-
-    Args:
-        options: The options of :func:`tracking_of`.
-        run: The directory that was analysed.
-        pictures: The PNG files by name.
-    """
+    """Send pictures as media ``analysis/NAME`` to the analysed run, which continues under its own id."""
     known = start(options, run, id=run_id(run), name=options.name or run.name, group=options.group, config={})
     if known is None:
         return

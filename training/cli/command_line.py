@@ -236,8 +236,6 @@ def parse(parser: ArgumentParser, arguments: Sequence[str], *, also: Collection[
     """Return the options that the arguments state.
 
     Args:
-        parser: The parser of the command.
-        arguments: The arguments of the command line.
         also: Options that the parser takes although it does not list them.
     """
     if unreadable := [argument for argument in arguments if not is_text(argument)]:

@@ -81,14 +81,11 @@ class TrainedModel:
     """The dense model and the gates of a finished run.
 
     Args:
-        run: The finished run.
         model: The dense model, with the weights of the checkpoint.
         gates: The gates at the end of the run, not attached.
         gate_config: The config of the gates; ``base_model`` is a hub name, or the last part of a local folder.
-        options: The options of the run.
         method: The run's own method, such as ``learned``.
         checkpoint: The name of the checkpoint, such as ``final``.
-        tokenizer: The tokenizer or image processor; None if the run saved none.
         changed: A few words on changes of the weights since; empty for none.
     """
 
@@ -267,8 +264,6 @@ def refitted_to(trained: TrainedModel, mask: Tensor, dense: DenseModel) -> tuple
     one that does best on its selection split is taken. Also how it went, and how good the model is on that split, in words.
 
     Args:
-        trained: with the dense weights; they stay as they are.
-        mask: 0/1 per head, ``[heads]``.
         dense: the same model with the run's data, whose weights are changed and whose gates are detached.
     """
     aim = {name: parameter.detach() for name, parameter in trained.model.named_parameters()}
@@ -418,11 +413,7 @@ def export(
     """Write one form, and return its measured cost.
 
     Args:
-        trained: The finished run.
-        mask: 0/1 per head, ``[heads]``.
-        format: The form of the export.
         out: The directory to write. Must not exist or be empty.
-        ranking: The ranking of the mask, for the model card. Default: the run's own.
         measure: The batch sizes to measure latency at.
         length: The tokens per example of the check and the measurement.
         pad_heads: Whether heads of zeros make the layers of the stock form equally large.

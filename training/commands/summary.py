@@ -41,10 +41,6 @@ def check_comparable(paths: Sequence[Path], tables: Sequence[pd.DataFrame]) -> N
     """Check the options of directories that have results in one mean.
 
     Directories without a configuration, and options that only one of two configurations has, are not compared.
-
-    Args:
-        paths: The directories.
-        tables: Their rows, with the columns of :data:`CELL`.
     """
     known: list[tuple[Path, set[tuple[Any, ...]], dict[str, Any]]] = []
     for path, table in zip(paths, tables, strict=True):
@@ -90,12 +86,7 @@ def split_costs(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def cost_cells(rows: pd.DataFrame, order: list[Any]) -> pd.DataFrame:
-    """Return means over seeds as text, ``[stages and methods, columns]``; without those of retraining if nothing was retrained.
-
-    Args:
-        rows: The rows of a comparison, with the columns of :data:`COST_COLUMNS`.
-        order: Pairs of heads and kinds, in the order of the table.
-    """
+    """Return means over seeds as text, ``[stages and methods, columns]``; without those of retraining if nothing was retrained."""
     means = rows.groupby(["stage", "method", "heads", "kinds"])[COST_COLUMNS].mean()
     if means.isna().all(axis=None):
         raise GateError(

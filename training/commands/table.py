@@ -158,12 +158,7 @@ def version() -> str:
 
 
 def run_command(name: str, arguments: Sequence[str] | None = None) -> int:
-    """Run a command; return its exit code: 0, 2 for input that the user can correct, 130 after Ctrl+C.
-
-    Args:
-        name: The name of the command.
-        arguments: The arguments. Default: those of the process.
-    """
+    """Run a command; return its exit code: 0, 2 for input that the user can correct, 130 after Ctrl+C."""
     command = COMMANDS[name]
     given = list(sys.argv[1:] if arguments is None else arguments)
     if asked := _asked(name, command, given):

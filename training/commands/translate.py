@@ -95,12 +95,7 @@ def system_names(folders: Sequence[str]) -> dict[str, str]:
 def load_system(
     folder: str, source_language: str | None = None, target_language: str | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model, in evaluation mode, and the tokenizer of a folder, or of a run's export. No code from it is run.
-
-    Args:
-        folder: of a model with its tokenizer, or a run directory.
-        source_language, target_language: of a multilingual model; None for what the folder states.
-    """
+    """The model, in evaluation mode, and the tokenizer of a folder, or of a run's export. No code from it is run."""
     path = Path(folder)
     if (path / "export").is_dir():
         path = path / "export"
@@ -148,15 +143,7 @@ def translate(
     batch_size: int,
     prefix: str = "",
 ) -> list[str]:
-    """Translations of sentences, in their order; empty ones stay empty.
-
-    Args:
-        model, tokenizer: as :func:`load_system` gives them.
-        source: one sentence each.
-        decoding: how they are translated.
-        batch_size: sentences per batch.
-        prefix: text before every source.
-    """
+    """Translations of sentences, in their order; empty ones stay empty."""
     ids = fitting_ids(model, tokenizer, source, prefix=prefix)
     texts = [""] * len(ids)
     for rows in progress.track(SplitBatches([len(own) for own in ids], batch_size), "translating"):

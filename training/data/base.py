@@ -35,9 +35,7 @@ def grouped_batches(lengths: Sequence[int], batch_size: int, *, seed: int) -> li
     """Return one epoch of batches of similar length: every example once, the incomplete last batch dropped.
 
     Args:
-        lengths: The length of every example, in tokens.
         batch_size: The examples per batch; if there are fewer examples, one batch holds them all.
-        seed: The seed of the order.
     """
     random = np.random.default_rng(seed)
     order = random.permutation(len(lengths))
@@ -61,9 +59,7 @@ class RunSampler(Sampler[list[int]], ABC):
     example of the same global batch: two processes see what one with twice the batch size sees.
 
     Args:
-        per_epoch: The number of batches in an epoch.
         epochs: The number of passes over the data; fractions are allowed.
-        seed: The seed of the order.
         first: The number of batches to skip, because they were trained on before.
         rank, world: The number of this process and of all processes.
     """
@@ -93,13 +89,7 @@ class RunSampler(Sampler[list[int]], ABC):
 
 
 class RunBatches(RunSampler):
-    """Batches of a fixed number of examples, grouped by length.
-
-    Args:
-        lengths: The length of every example, in tokens.
-        batch_size: The examples per batch and process.
-        place: The arguments of :class:`RunSampler`.
-    """
+    """Batches of a fixed number of examples, grouped by length."""
 
     def __init__(self, lengths: Sequence[int], batch_size: int, *, world: int = 1, **place: Any) -> None:
         self.lengths, self.global_batch = lengths, batch_size * world
@@ -111,11 +101,6 @@ class RunBatches(RunSampler):
 
 class StreamBatches(RunSampler):
     """Batches of consecutive blocks of a stream, by their numbers.
-
-    Args:
-        blocks: The number of blocks in an epoch.
-        batch_size: The blocks per batch and process.
-        place: The arguments of :class:`RunSampler`.
 
     >>> list(StreamBatches(6, 1, epochs=1.5, first=1, rank=1, world=2))
     [[3], [5], [7]]
@@ -142,7 +127,6 @@ class RunTokenBatches(RunSampler):
     Args:
         source, target: The lengths of every pair, in tokens.
         batch_tokens: The tokens per batch and process; a pair that is longer is a batch of its own.
-        place: The arguments of :class:`RunSampler`.
     """
 
     def __init__(
@@ -165,7 +149,6 @@ def token_cuts(lengths: Sequence[int], budget: int, *, multiple: int = 1) -> lis
     """Cut a list of lengths into runs that have at most ``budget`` tokens when they are padded to their longest entry.
 
     Args:
-        lengths: The lengths, in the order to cut.
         budget: The tokens per run; a run has at least ``multiple`` entries all the same.
         multiple: Every run has a multiple of this many entries. Fewer at the end are left out, unless there would be no run.
 
@@ -224,8 +207,6 @@ def set_aside_rows(rows: int, share: float, what: str, source: str = "file") -> 
     """Choose a share of the training rows at random for selection, rounded up.
 
     Args:
-        rows: The number of training rows.
-        share: The share to set aside.
         what: The name of the rows in an error, such as ``examples``.
         source: The kind of source in an error, ``file`` or ``folder``.
 
@@ -252,9 +233,6 @@ class TaskData(pl.LightningDataModule, ABC):
 
     The splits are named for what they are used for: ``train`` for weights and scores, ``select`` for every choice,
     ``test`` for the results. Each has a column ``length``, in tokens, by which batches are grouped.
-
-    Args:
-        options: The options of the data.
 
     Attributes:
         notices: Sentences for the user once the data are built, such as how many examples were left out.

@@ -61,8 +61,6 @@ def packed(documents: Iterable[Sequence[int]], length: int, *, packing: bool = T
 
     Args:
         documents: The ids of each document, from its start token to its end token; at least two.
-        length: The length of a block.
-        packing: Whether a block may hold several documents.
 
     >>> found = packed([[1, 5, 2], [1, 6, 7, 8, 2]], 4)
     >>> [(block.input_ids, block.labels, block.starts) for block in found]
@@ -114,11 +112,7 @@ def text_column(split: str, columns: Sequence[str], wanted: str | None) -> str:
 
 
 class TextBlocks(WithOwnTokenizer):
-    """Documents of running text, cut into blocks of ``max_length`` tokens. Subclasses read the documents.
-
-    Args:
-        options: The options of the data.
-    """
+    """Documents of running text, cut into blocks of ``max_length`` tokens. Subclasses read the documents."""
 
     options: DocumentOptions
 
@@ -149,12 +143,7 @@ class TextBlocks(WithOwnTokenizer):
         )
 
     def rows_of(self, texts: Iterable[str], *, at_once: int) -> Iterator[dict[str, Any]]:
-        """Yield blocks of texts as they come, each with the bytes and words of the text that it stands for.
-
-        Args:
-            texts: The texts of documents; blank ones are left out.
-            at_once: The number of documents that are read and tokenized together.
-        """
+        """Yield blocks of texts as they come, each with the bytes and words of the text that it stands for."""
         assert self.tokenizer is not None
         tokenizer, sizes = self.tokenizer, dict[int, tuple[int, int]]()
 
@@ -230,11 +219,7 @@ class StackBlocks:
 
 
 class DocumentsData(TextBlocks):
-    """Documents of the user's own, read whole.
-
-    Args:
-        options: The options of the data.
-    """
+    """Documents of the user's own, read whole."""
 
     options: Documents
 
@@ -264,12 +249,7 @@ class DocumentsData(TextBlocks):
 
 
 def read_documents(file: str, documents: DocumentsAre) -> list[str]:
-    """Read the documents of a text file, ``.gz`` too, without those that are empty.
-
-    Args:
-        file: The path.
-        documents: Where a document ends: at a ``blank_line``, with each ``line``, or with the ``file``.
-    """
+    """Read the documents of a text file, ``.gz`` too, without those that are empty."""
     check_there(file)
     check_text(file)
     return list(stream_documents(file, documents))
@@ -318,14 +298,7 @@ LONGEST = 100_000_000
 
 @dataclass(frozen=True)
 class TextStream:
-    """The texts of a split, which can be read any number of times, in as many orders as there are seeds.
-
-    Args:
-        name: The name of the split.
-        rows: The rows, with a column of texts.
-        column: The name of that column.
-        content: A key that tells the split from another one.
-    """
+    """The texts of a split, which can be read any number of times, in as many orders as there are seeds."""
 
     name: str
     rows: IterableDataset
@@ -333,12 +306,7 @@ class TextStream:
     content: str
 
     def texts(self, seed: int | None = None, buffer: int = 1) -> Iterator[str]:
-        """Yield all texts.
-
-        Args:
-            seed: The seed of their order; None for the order that they have.
-            buffer: The number of texts among which the next one is drawn.
-        """
+        """Yield all texts."""
         rows = self.rows if seed is None or buffer == 1 else self.rows.shuffle(seed=seed, buffer_size=buffer)
         for number, row in enumerate(self._read(rows), start=1):
             text = row[self.column]
@@ -440,11 +408,7 @@ def documents_data(options: Documents) -> TextBlocks:
 
 
 class StreamedRows:
-    """Rows of an endless stream by number, cheap where numbers rise.
-
-    Args:
-        begin: A function that gives the rows from the first on.
-    """
+    """Rows of an endless stream by number, cheap where numbers rise."""
 
     def __init__(self, begin: Callable[[], Iterator[dict[str, Any]]]) -> None:
         self.begin = begin
@@ -468,9 +432,6 @@ class StreamedDocumentsData(TextBlocks):
     Training blocks are taken from it as they are needed. The splits by which heads are scored and chosen and on which results
     are computed are kept in memory: the first blocks of each, as many as the options say. The training split among them is a
     sample.
-
-    Args:
-        options: The options of the data.
     """
 
     options: Documents

@@ -36,7 +36,6 @@ def read_table(
 
     Args:
         file: A ``.csv``, ``.tsv``, ``.txt`` (read as tsv), ``.jsonl`` or ``.parquet`` file, each also with ``.gz``.
-        columns: The names of the columns when there is no header line.
         quoting: Whether csv fields may be quoted; by default yes for csv and no for tsv.
         checked: Whether a first line that looks like a header is refused where the columns are named.
     """
@@ -149,13 +148,7 @@ def choose_columns(split: str, columns: list[str], options: SentenceFiles) -> di
 
 
 def check_label_headers(tables: Mapping[str, pd.DataFrame], labels: Mapping[str, str], files: Mapping[str, str]) -> None:
-    """Check by its class whether the first row of any split is a header.
-
-    Args:
-        tables: The tables of the splits, whose columns were named by hand.
-        labels: The column of the class in each table.
-        files: The files that the tables were read from.
-    """
+    """Check by its class whether the first row of any split is a header."""
     first_rows, times = {}, {}
     for split, table in tables.items():
         classes = table[labels[split]]
@@ -228,10 +221,6 @@ def refuse_broken_quotes(file: str, quoting: bool | None) -> None:
 
     Without quoting, each half of such a text can be a whole row. A file is written so if every quotation mark in it encloses a
     field or is doubled in one; texts with quotation marks of their own are not.
-
-    Args:
-        file: A data file of any kind.
-        quoting: Whether the file is read with quoting. A value that is not None is taken as it is.
     """
     path = Path(file)
     opened: int | None = None
@@ -287,11 +276,7 @@ def _rows(path: Path, separator: str, quotes: Literal[0, 3]) -> Iterator[tuple[i
 
 
 def check_text(file: str) -> None:
-    """Check that a file is not empty, and that its lines are UTF-8 text of a length that a text can have.
-
-    Args:
-        file: A text file, also with ``.gz``.
-    """
+    """Check that a file is not empty, and that its lines are UTF-8 text of a length that a text can have."""
     name, number, empty = f"the data file {file!r}", 0, True
     try:
         with (gzip.open if file.endswith(".gz") else open)(file, "rb") as stream:

@@ -19,13 +19,7 @@ UNBOUNDED = {"I": "whole numbers of 32 bits", "F": "decimal numbers"}
 
 
 class Folder(NamedTuple):
-    """The images of a folder.
-
-    Args:
-        files: The paths, in order.
-        classes: The class of each image, which is the name of its folder.
-        others: The number of files in folders of classes that are no images by their endings.
-    """
+    """The images of a folder."""
 
     files: list[str]
     classes: list[str]
@@ -53,11 +47,7 @@ def read_folder(folder: str, split: str) -> Folder:
 
 
 def check_image_classes(classes: Mapping[str, list[str]]) -> list[str]:
-    """Return the classes of the training images, in order.
-
-    Args:
-        classes: The classes of the images of each split, with ``train`` among them.
-    """
+    """Return the classes of the training images, in order."""
     known = in_order(classes["train"])
     if len(known) < 2:
         raise GateError(f"all training images have the class {known[0]!r}; expected at least two classes")
@@ -68,12 +58,7 @@ def check_image_classes(classes: Mapping[str, list[str]]) -> list[str]:
 
 
 def open_image(content: bytes, name: str) -> Image.Image:
-    """Return an image in red, green and blue of 8 bits each, turned as its camera says. Of 16 bits the upper 8 are taken.
-
-    Args:
-        content: The content of the file.
-        name: The name of the image in an error.
-    """
+    """Return an image in red, green and blue of 8 bits each, turned as its camera says. Of 16 bits the upper 8 are taken."""
     try:
         with Image.open(BytesIO(content)) as image:
             mode = image.mode

@@ -31,9 +31,6 @@ class ImagesData(TaskData):
     """Images with a class each. They are read when a batch is made, and all of them once before, so that a damaged one is
     refused at once.
 
-    Args:
-        options: The options of the data.
-
     Attributes:
         labels: The names of the classes, in their order.
         images: The processor that makes a model's input of an image.
@@ -134,11 +131,7 @@ class ImagesData(TaskData):
 
 
 class StackImages:
-    """Makes a batch of images and the numbers of their classes.
-
-    Args:
-        processor: The image processor of the model.
-    """
+    """Makes a batch of images and the numbers of their classes."""
 
     def __init__(self, processor: BaseImageProcessor) -> None:
         self.processor = processor

@@ -30,11 +30,7 @@ def build_tokenizer(program: Program) -> PreTrainedTokenizerBase:
 
 
 class KnownTruthData(ClassificationData):
-    """The strings of one program.
-
-    Args:
-        options: The options of the data.
-    """
+    """The strings of one program."""
 
     options: KnownTruth
 

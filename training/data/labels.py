@@ -18,11 +18,7 @@ def in_order(classes: Iterable[str]) -> list[str]:
 
 
 def check_classes(labels: Mapping[str, list[str]]) -> list[str]:
-    """Return the classes of the training split, in order.
-
-    Args:
-        labels: The labels of the examples of each split, with ``train`` among them.
-    """
+    """Return the classes of the training split, in order."""
     classes, total = sorted(set(labels["train"])), len(labels["train"])
     if several := next((label for label in classes if SEVERAL.fullmatch(label)), None):
         raise GateError(
@@ -60,11 +56,7 @@ def check_classes(labels: Mapping[str, list[str]]) -> list[str]:
 
 
 def check_numbers(labels: Mapping[str, list[str]]) -> dict[str, float]:
-    """Return the number that each label of any split is.
-
-    Args:
-        labels: The labels of the examples of each split.
-    """
+    """Return the number that each label of any split is."""
     numbers: dict[str, float] = {}
     for split, own in labels.items():
         for row, label in enumerate(own, 1):

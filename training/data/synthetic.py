@@ -33,12 +33,7 @@ from training.data.text import ClassificationData
 
 
 def word_tokenizer(words: Sequence[str], *, max_length: int) -> PreTrainedTokenizerBase:
-    """Return a tokenizer with one token per word of a generated language, ``[CLS] words [SEP]``.
-
-    Args:
-        words: The words of the language, each once.
-        max_length: The length of a text in tokens.
-    """
+    """Return a tokenizer with one token per word of a generated language, ``[CLS] words [SEP]``."""
     specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
     vocabulary = {word: index for index, word in enumerate([*specials, *words])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
@@ -103,8 +98,6 @@ def generate(rows: int, *, seed: int, max_distractors: int = 3) -> Dataset:
 
     Args:
         rows: The number of examples; the three questions are equally frequent.
-        seed: The seed of all random choices.
-        max_distractors: The most nouns between subject and verb.
 
     Returns:
         A data set with columns ``text``, ``label`` (``yes`` or ``no``), ``question`` and ``heads`` (for each word
@@ -120,11 +113,6 @@ def counterpart(words: Sequence[str], question: str, heads: Sequence[int]) -> li
 
     The question depends on that word: the subject in the other number, the word before ``indeed`` in the other number, or a
     metal for a herb and a herb for a metal.
-
-    Args:
-        words: The words of the whole example, with the question.
-        question: One of :data:`QUESTIONS`.
-        heads: The index of each word's dependency head, -1 for the root and the question.
     """
     place, other = _place_of_fact(words, question, heads), OTHER_NUMBER | OTHER_KIND
     return [*words[:place], other[words[place]], *words[place + 1 :]]
@@ -193,22 +181,13 @@ def build_tokenizer() -> PreTrainedTokenizerBase:
 
 
 def generated(options: Any, make: Callable[..., Any], **more: Any) -> dict[str, Any]:
-    """Return the splits that options of generated data describe, each made from a seed of its own.
-
-    Args:
-        options: Options with ``rows`` and ``text_seed``.
-        make: A function of the number of rows, ``seed`` and ``more``.
-    """
+    """Return the splits that options of generated data describe, each made from a seed of its own."""
     splits = enumerate(options.rows.items())
     return {split: make(rows, seed=3 * options.text_seed + offset, **more) for offset, (split, rows) in splits}
 
 
 class SyntheticData(ClassificationData):
-    """The embedded offline data set.
-
-    Args:
-        options: The options of the data.
-    """
+    """The embedded offline data set."""
 
     options: Synthetic
 
@@ -220,9 +199,6 @@ class SyntheticData(ClassificationData):
 
     def counterparts(self, rows: int) -> Iterator[tuple[str, dict[str, Tensor], dict[str, Tensor]]]:
         """Yield examples that are in no split with their counterparts, in batches of one question and one length.
-
-        Args:
-            rows: The number of examples of all questions together.
 
         Returns:
             Batches: the question, the examples with their labels, and the counterparts with theirs, see :func:`counterpart`.

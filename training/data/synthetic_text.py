@@ -77,8 +77,6 @@ def generate_pairs(rows: int, *, seed: int, max_modifiers: int = 1) -> Pairs:
     """Generate sentences and their translations.
 
     Args:
-        rows: The number of pairs.
-        seed: The seed of all random choices.
         max_modifiers: The most phrases after the subject and after the object.
     """
     random = np.random.default_rng(seed)
@@ -139,11 +137,7 @@ def build_pair_tokenizer() -> PreTrainedTokenizerBase:
 
 
 class SyntheticTranslationData(TranslationData):
-    """The embedded offline language pair.
-
-    Args:
-        options: The options of the data.
-    """
+    """The embedded offline language pair."""
 
     options: SyntheticTranslation
 
@@ -162,13 +156,7 @@ PRONOUN = {name: PRONOUNS[index % 2] for index, name in enumerate(FIRST_NAMES)}
 
 
 def generate_documents(rows: int, *, seed: int, max_distractors: int = 2) -> list[str]:
-    """Generate stories as texts with spaces between all words.
-
-    Args:
-        rows: The number of stories.
-        seed: The seed of all random choices.
-        max_distractors: The most nouns between subject and verb.
-    """
+    """Generate stories as texts with spaces between all words."""
     random = np.random.default_rng(seed)
     return [" ".join(_document(random, max_distractors)) for _ in range(rows)]
 
@@ -219,11 +207,7 @@ def build_document_tokenizer() -> PreTrainedTokenizerBase:
 
 
 class SyntheticDocumentsData(TextBlocks):
-    """The embedded offline text.
-
-    Args:
-        options: The options of the data.
-    """
+    """The embedded offline text."""
 
     options: SyntheticDocuments
 

@@ -32,12 +32,7 @@ class Tagged(NamedTuple):
 
 
 def read_tagged(file: str, options: Tags) -> list[Tagged]:
-    """Read the sentences of a local file, by its ending.
-
-    Args:
-        file: The path; see :class:`training.config.data.Tags`.
-        options: The options of the data, which say which columns are meant.
-    """
+    """Read the sentences of a local file, by its ending."""
     check_there(file)
     ending = Path(file.removesuffix(".gz")).suffix.lower()
     if ending in LIST_FILES:
@@ -183,12 +178,7 @@ def _named(tag: str, number: int, file: str) -> str:
 
 
 def check_tags(sentences: Mapping[str, Sequence[Tagged]], stated: Sequence[str] | None = None) -> list[str]:
-    """Return the tags of the training split, in the order of a fine-tuned model that states all of them; otherwise sorted.
-
-    Args:
-        sentences: The sentences of each split, with ``train`` among them.
-        stated: The tags of a fine-tuned model, which may be more.
-    """
+    """Return the tags of the training split, in the order of a fine-tuned model that states all of them; otherwise sorted."""
     own = sorted({tag for sentence in sentences["train"] for tag in sentence.tags})
     if spaced := next((tag for tag in own if len(tag.split()) > 1), None):
         raise GateError(f"the train split has the tag {spaced!r}; expected tags without spaces")

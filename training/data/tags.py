@@ -47,8 +47,6 @@ def encode_words(
     A tokenizer that tells words apart by the space before them gets it before every word but the first.
 
     Args:
-        tokenizer: A fast tokenizer, which alone says which pieces belong to a word.
-        sentences: The words of each sentence.
         limit: The most tokens that the model takes; None for any number.
     """
     if not tokenizer.is_fast:
@@ -74,9 +72,6 @@ def encode_words(
 class TagsData(TaskData):
     """Sentences with a tag for each word. The tag of a word is the label of its first piece; its other pieces and the special
     tokens have none.
-
-    Args:
-        options: The options of the data.
 
     Attributes:
         labels: The tags, in their order.
@@ -205,11 +200,7 @@ class TagsData(TaskData):
 
 
 class PadWords:
-    """Makes a batch: sentences padded on the right to the longest; labels are -100 there.
-
-    Args:
-        pad: The id of the padding token.
-    """
+    """Makes a batch: sentences padded on the right to the longest; labels are -100 there."""
 
     def __init__(self, pad: int) -> None:
         self.pad = pad

@@ -38,9 +38,6 @@ class _Collate:
 class SentenceData(TaskData):
     """Sentences or pairs of sentences with a label each, a class or a number. Subclasses read them as columns ``text``,
     optionally ``pair``, and ``label``, all of them texts.
-
-    Args:
-        options: The options of the data.
     """
 
     options: SentenceOptions
@@ -58,7 +55,6 @@ class SentenceData(TaskData):
         """Return the number that stands for each label of the splits in a batch.
 
         Args:
-            labels: The labels of the examples of each split.
             stated_labels: The names of the classes in their order, where the model's configuration states them.
         """
 
@@ -108,9 +104,6 @@ class SentenceData(TaskData):
 class ClassificationData(SentenceData):
     """Sentences or pairs of sentences with a class each.
 
-    Args:
-        options: The options of the data.
-
     Attributes:
         labels: The names of the classes, in their order.
     """
@@ -134,13 +127,7 @@ class ClassificationData(SentenceData):
 def ordered_classes(
     classes: list[str], stated_labels: list[str] | None, options: ClassificationOptions
 ) -> tuple[dict[str, float], list[str]]:
-    """Return the number of each class, and the classes in their order: that of a fine-tuned model with the same classes.
-
-    Args:
-        classes: The sorted classes.
-        stated_labels: The names of the classes of a fine-tuned model, in its order.
-        options: The options of the data, which say which class is the positive one.
-    """
+    """Return the number of each class, and the classes in their order: that of a fine-tuned model with the same classes."""
     position = {name.lower(): index for index, name in enumerate(stated_labels or [])}
     are_stated = {label.lower() for label in classes} == set(position)
     labels = sorted(classes, key=lambda label: position[label.lower()]) if are_stated else classes
@@ -168,11 +155,7 @@ def _positive_last(labels: list[str], positive: str | None, *, are_stated: bool)
 
 
 class SentenceReader(SentenceData):
-    """Single or paired sentences from a hub data set or from local files.
-
-    Args:
-        options: The options of the data.
-    """
+    """Single or paired sentences from a hub data set or from local files."""
 
     options: SentenceFiles
 
@@ -236,21 +219,13 @@ class SentenceReader(SentenceData):
 
 
 class TextData(SentenceReader, ClassificationData):
-    """Single or paired sentences with a class each.
-
-    Args:
-        options: The options of the data.
-    """
+    """Single or paired sentences with a class each."""
 
     options: Text
 
 
 class RatingsData(SentenceReader):
-    """Single or paired sentences with a number each, such as how alike two sentences are.
-
-    Args:
-        options: The options of the data.
-    """
+    """Single or paired sentences with a number each, such as how alike two sentences are."""
 
     options: Ratings
 
@@ -293,14 +268,7 @@ def set_aside(split: Dataset, share: float) -> dict[str, Dataset]:
 
 
 def read_hub(dataset: str, subset: str | None, split_names: Mapping[str, str | None], *, instead: str) -> dict[str, Dataset]:
-    """Return the splits of a data set from the hub or a local folder.
-
-    Args:
-        dataset: The hub name or folder.
-        subset: The configuration of the data set.
-        split_names: The names of the splits to read, by our names; None for one that does not exist.
-        instead: The options for local files, to name in an error.
-    """
+    """Return the splits of a data set from the hub or a local folder."""
     where = f"{dataset!r}" + (f" ({subset})" if subset else "")
     try:
         loaded = datasets.load_dataset(dataset, subset, cache_dir=cache_of(dataset))

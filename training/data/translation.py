@@ -41,10 +41,7 @@ def train_subwords(
     text. Texts are put into Unicode's composed form and white space becomes single spaces; nothing else changes.
 
     Args:
-        texts: The texts of both languages.
-        kind: ``bpe`` or ``unigram``.
         vocab_size: The largest number of tokens, special ones included; fewer where the texts have no more.
-        max_length: The length that the tokenizer states as its longest.
     """
     if kind not in get_args(Subwords):
         raise GateError(f"subwords is {kind!r}; expected one of {', '.join(map(repr, get_args(Subwords)))}")
@@ -145,9 +142,6 @@ class TranslationData(WithOwnTokenizer):
 
     Training pairs that are too long or too unequal in length are left out. Selection and test pairs are not, since BLEU is of a
     whole test set: there a pair that is too long or has an empty side is an error, unless ``skip_unfit_pairs`` is set.
-
-    Args:
-        options: The options of the data.
     """
 
     options: TranslationOptions
@@ -306,7 +300,6 @@ class PadPairs:
     """Makes a batch: sources and targets padded on the right to the longest; labels are -100 there.
 
     Args:
-        pad: The id of the padding token.
         references: The target texts of the whole split, to go with the batches as they are; None for none.
     """
 
@@ -329,9 +322,6 @@ class PadPairs:
 class ParallelTextData(TranslationData):
     """Sentences and their translations, from a hub data set, from two aligned files for each split, or from tsv, csv, jsonl or
     parquet files.
-
-    Args:
-        options: The options of the data.
     """
 
     options: ParallelText
@@ -421,10 +411,6 @@ def read_lines(file: str, what: str = "data") -> list[str]:
     """Read the lines of a text file, ``.gz`` too, without the white space around them.
 
     Only line feeds end lines: other characters that Unicode takes for a line's end stay within it, and line i stays line i.
-
-    Args:
-        file: The path.
-        what: The kind of file in an error.
     """
     check_there(file, what)
     check_text(file)

@@ -54,23 +54,13 @@ def read_treebank(file: str) -> list[Tree]:
 
 
 def trees_in(lines: Iterable[str], where: str) -> list[Tree]:
-    """Return the sentences in lines of CoNLL-U; see :func:`read_treebank`.
-
-    Args:
-        lines: The lines, with or without their ends.
-        where: The place of the lines in an error.
-    """
+    """Return the sentences in lines of CoNLL-U; see :func:`read_treebank`."""
     blocks = ([(number, line) for number, line in block if not line.startswith("#")] for block in sentence_blocks(lines))
     return [_tree(where, block) for block in blocks if block]
 
 
 def relations_of(trees: Sequence[Tree], wanted: Sequence[str] = ()) -> list[str]:
-    """Return relations between words, the most frequent first.
-
-    Args:
-        trees: The trees of a treebank.
-        wanted: The relations to return, in this order; by default all but :data:`UNCOUNTED`.
-    """
+    """Return relations between words, the most frequent first."""
     counts = Counter(relation for tree in trees for relation in tree.relations)
     for relation in wanted:
         if relation not in counts:
@@ -245,7 +235,6 @@ def parse_texts(parser: str, texts: Sequence[str]) -> list[Tree]:
     Args:
         parser: The name or folder of an installed pipeline of spaCy; or ``module:function``, a user's own function that takes
             the list of texts and gives their trees as one text in CoNLL-U.
-        texts: The texts, in the language of the parser.
     """
     trees = _own_trees(parser, texts) if ":" in parser else _spacy_trees(parser, texts)
     if not trees:

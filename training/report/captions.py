@@ -129,11 +129,8 @@ def kept_by_site(sites: Sites, counts: np.ndarray, ticks: list[str], axis: str, 
     """Say how many gates of each kind, or of each layer of a single kind, stay in the first and in the last column.
 
     Args:
-        sites: The sites of the model.
         counts: The gates that stay, ``[columns, sites]``.
-        ticks: The name of each column.
         axis: What the columns are.
-        method: The method whose gates they are.
     """
     groups = [site.kind if len({site.kind for site in sites}) > 1 else site.label for site in sites]
     parts = []

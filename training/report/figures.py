@@ -41,7 +41,6 @@ def masks_by_method(kept: dict[str, Values], *, unit: str = "head", seeds: int =
 
     Args:
         kept: For each method, the share of seeds that keep each head.
-        unit: What a cell is.
         seeds: The number of seeds of each method. With several, a cell's shade is the share of them.
     """
     panels = dict(kept)
@@ -57,10 +56,8 @@ def heat_maps(panels: dict[str, Values], *, label: str, top: float | None = 1.0,
     """Draw layer x head pictures side by side.
 
     Args:
-        panels: Values by title.
         label: What the values are; "" for no colour scale.
         top: The top of the scale. None takes the largest value of each panel, and says so in its title.
-        colours: The colour map.
     """
     columns = min(COLUMNS, len(panels))
     lines = -(-len(panels) // columns)
@@ -148,11 +145,8 @@ def kept_by_site(sites: Sites, counts: np.ndarray, ticks: list[str], *, axis: st
     """Draw where heads stay as budgets fall or prices rise: the share of each kind above, of each layer below.
 
     Args:
-        sites: The rows of the heat map.
         counts: The gates that stay, ``[columns, sites]``.
-        ticks: The name of each column.
         axis: What the columns are.
-        title: The title of the picture.
     """
     sizes = np.array([site.gates for site in sites])
     kinds = list(dict.fromkeys(site.kind for site in sites))
@@ -277,8 +271,6 @@ def inline_svg(svg: str, name: str, label: str) -> str:
     """Return a drawn SVG as an element of a page: transparent, its ink in the page's text colour, its ids under the given name.
 
     Args:
-        svg: The content of a file of :func:`picture_files`.
-        name: A name, unique in the page.
         label: A text in place of the picture. It goes into an attribute and must be escaped.
     """
     svg = svg[svg.index("<svg") :].replace("fill: #ffffff", "fill: none", 1)  # the background comes first
@@ -458,9 +450,6 @@ def ticks(table: pd.DataFrame) -> Figure:
 
     A tick is where every seed found exactly the necessary heads, a cross where none did, otherwise it says how many did. Small
     below is the smallest budget at which the function survives, the mean over seeds.
-
-    Args:
-        table: The columns :data:`RECOVERY_COLUMNS`.
     """
     shares = _shares(table)
     methods, programs = list(shares.index), list(shares.columns)

@@ -33,13 +33,9 @@ class Section:
 
     Args:
         id: The id, unique in the page.
-        contents: What the directory holds.
         opening: The result in one sentence.
         lead: The picture that the page opens with, with that sentence as its caption; None without results.
         warning: A warning of a comparison that says nothing; else empty.
-        verdict: The result at length.
-        pictures: The other pictures by section.
-        tables: The tables by name.
         facts: Versions, machine and code, as names and values.
         command: The command that repeats it; empty if unknown.
     """
@@ -133,13 +129,7 @@ def render(sections: Sequence[Section]) -> str:
 
 
 def render_page(template: str, styles: Sequence[str], scripts: Sequence[str], **values: Any) -> str:
-    """Return a page that loads nothing, and runs no script but its own.
-
-    Args:
-        template: The template of the page.
-        styles, scripts: The parts of its style and of its script.
-        values: What the template shows.
-    """
+    """Return a page that loads nothing, and runs no script but its own."""
     environment = Environment(
         loader=PackageLoader("training.report", "template"),
         autoescape=True,

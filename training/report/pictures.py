@@ -75,7 +75,6 @@ class Picture:
     Args:
         name: The name of its files.
         section: The part of the page: truth, quality, heads, roles, training, agreement or scores.
-        figure: The picture.
         caption: What it shows, with its result.
         alt: A text in its place.
         shown: Whether it is open from the start.
@@ -112,12 +111,7 @@ COLOUR_OF = {
 
 @styled
 def role_map(table: pd.DataFrame, names: Sequence[str]) -> Figure:
-    """Draw layer x head in the colours of all roles of each head, side by side; white heads have none.
-
-    Args:
-        table: A row for each head, see :func:`training.analysis.roles.role_table`.
-        names: The roles that were measured.
-    """
+    """Draw layer x head in the colours of all roles of each head, side by side; white heads have none."""
     kinds = [kind for kind in KINDS if (table["kind"] == kind).any()]
     height = table.groupby("kind")["site"].nunique().max()
     figure = Figure(figsize=(1.4 + 4.2 * len(kinds), 1.8 + 0.35 * height), layout="constrained")

@@ -60,11 +60,6 @@ def read_roles(path: Path) -> pd.DataFrame:
 def roles_of_gates(table: pd.DataFrame, sites: Sequence[tuple[str, int]], where: str) -> pd.DataFrame:
     """A row for each gate: site, its number within the site, and the roles of its heads, all of them where a group of heads has
     one gate.
-
-    Args:
-        table: of roles, a row for each head.
-        sites: label and number of gates of each site, in the order of gates.
-        where: what the gates are those of, for the error.
     """
     found = []
     for label, gates in sites:
@@ -89,12 +84,7 @@ def members_by_role(table: pd.DataFrame) -> dict[str, NDArray[np.bool_]]:
 
 
 def role_counts(table: pd.DataFrame, masks: Mapping[tuple[str, int], Mapping[int, NDArray[np.float64]]]) -> pd.DataFrame:
-    """Heads of every role that each method keeps, means over seeds.
-
-    Args:
-        table: of roles, a row for each head.
-        masks: by method and budget, by seed, ``[heads]``.
-    """
+    """Heads of every role that each method keeps, means over seeds."""
     rows = []
     for (method, budget), of_seeds in masks.items():
         kept = np.mean([mask > 0 for mask in of_seeds.values()], axis=0)
@@ -168,7 +158,6 @@ def read_contents(path: Path, roles: Path | None = None) -> ReportData:
     """Read a directory of ``training compare`` or ``training.fit``.
 
     Args:
-        path: The directory.
         roles: A table of the experiment roles about the same model; by default the directory's own ``roles.csv``, if any.
     """
     comparison, metrics = _table(path, "comparison.csv"), _if_there(read_json, path / "metrics.json", dict) or {}

@@ -56,7 +56,6 @@ def only_writer(folder: Path, *, wait: bool = True) -> Iterator[None]:
     """Lock a directory during a ``with`` block. It is made if it is missing, and removed if it stays empty.
 
     Args:
-        folder: The directory.
         wait: Whether to wait for the children of a killed process.
     """
     refuse_file(folder)
@@ -176,7 +175,6 @@ class RunDirectory:
     """Paths of one run.
 
     Args:
-        path: The directory.
         resumes: Whether it holds a run that this one continues.
     """
 
@@ -189,7 +187,6 @@ class RunDirectory:
 
         Args:
             path: The directory, or None for ``runs/NAME``, with a number if that is taken.
-            name: The name of the run.
             existing: What to do if the directory holds a run.
         """
         chosen = Path("runs") / name if path is None else Path(path)
@@ -357,12 +354,7 @@ def writing_to(output: Path) -> Iterator[None]:
 
 
 def check_output_folder(folder: str | os.PathLike[str], names: Collection[str]) -> None:
-    """Raise :class:`GateError` for an ``--output`` that is no folder, or holds other files than a command writes.
-
-    Args:
-        folder: The folder.
-        names: The names of the files that the command writes.
-    """
+    """Raise :class:`GateError` for an ``--output`` that is no folder, or holds other files than a command writes."""
     if not os.path.lexists(folder):
         return
     if not os.path.isdir(folder):
@@ -390,9 +382,7 @@ def check_output(path: str | os.PathLike[str], mark: str, what: str) -> None:
     """Raise :class:`GateError` for an ``--output`` that is neither empty nor an earlier file of the command.
 
     Args:
-        path: The file.
         mark: A text near the beginning of every such file.
-        what: The kind of file, for the message.
     """
     path = os.path.realpath(path)
     refuse_other_than_file(path)
@@ -421,12 +411,7 @@ def mark_finished(run: RunDirectory) -> None:
 
 
 def is_finished(run: RunDirectory, resolved: str) -> bool:
-    """Return whether the run has ended, all its files are there, and this command asks for nothing else.
-
-    Args:
-        run: The run to resume, with the options that it began with.
-        resolved: The configuration of this command, as YAML.
-    """
+    """Return whether the run has ended, all its files are there, and this command asks for nothing else."""
     try:
         files = [run.path / str(file) for file in read_json(run.path / FINISHED, dict)["files"]]
         began = read_yaml(run.path / CONFIG, "the configuration")

@@ -15,14 +15,7 @@ OF_MPI = ("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE")
 
 @dataclass(frozen=True)
 class World:
-    """The processes of one job.
-
-    Args:
-        launcher: The name of the program that started the processes.
-        size: The number of processes.
-        rank: The number of this process.
-        per_node: The number of processes on each machine.
-    """
+    """The processes of one job."""
 
     launcher: str
     size: int

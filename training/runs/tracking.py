@@ -153,9 +153,6 @@ def start(options: WandbOptions, run_path: Path, *, config: Mapping[str, Any], *
     offline run.
 
     Args:
-        options: The options of the run.
-        run_path: The run directory.
-        config: The options to show in W&B.
         described: ``id``, ``name``, ``group``, ``job_type`` and the like, as ``wandb.init`` takes them.
     """
     mode = resolved_mode(options)

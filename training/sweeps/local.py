@@ -59,17 +59,7 @@ class Job:
 
 @dataclass(frozen=True)
 class LocalSweep:
-    """A sweep on this machine.
-
-    Args:
-        trials: The trials of the sweep.
-        directory: The directory to write.
-        further: Arguments of ``training.fit`` for every trial.
-        jobs: The number of trials at a time.
-        timeout_minutes: The time after which a trial is ended and counts as failed; None for no limit.
-        console: The console for results.
-        environment: Environment variables of every trial, in addition to those of this process.
-    """
+    """A sweep on this machine."""
 
     trials: Trials
     directory: Path

@@ -119,7 +119,6 @@ class Sweep:
         """Return the command of a trial on this machine.
 
         Args:
-            values: The values of the searched options.
             further: Arguments of ``training.fit`` that come before the trial's own, which win.
         """
         args = {"args": {name: {"value": value} for name, value in (self.constants | dict(values)).items()}}

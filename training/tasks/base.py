@@ -37,12 +37,7 @@ class Task(ABC):
 
     @abstractmethod
     def build(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-        """Load a pretrained model for the task, exports of this project too, or make a new one from config fields.
-
-        Args:
-            source: The source of the model.
-            tokenizer: The tokenizer of the data.
-        """
+        """Load a pretrained model for the task, exports of this project too, or make a new one from config fields."""
 
     @abstractmethod
     def losses(self, model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -75,8 +70,6 @@ class Task(ABC):
         Args:
             metrics: The metrics that :meth:`metrics` made.
             model: The model in evaluation mode, with the gates as they are.
-            batch: A batch of a split's loader.
-            logits: The logits that :meth:`losses` returned.
         """
 
     def predictions(self, logits: Tensor, batch: Batch) -> tuple[Tensor | list[str], Tensor | list[str]]:

@@ -53,12 +53,7 @@ class Perplexity(_Ratio):
     higher_is_better = False
 
     def update(self, surprise: Tensor, units: Tensor) -> None:
-        """Add examples.
-
-        Args:
-            surprise: The negative log likelihoods in nats ``[batch]``.
-            units: The tokens, words or bytes of each ``[batch]``.
-        """
+        """Add examples."""
         self.total += surprise.double().sum()
         self.units += units.double().sum()
 
@@ -78,12 +73,7 @@ class TokenAccuracy(_Ratio):
     higher_is_better = True
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Add examples.
-
-        Args:
-            logits: The logits ``[batch, position, vocabulary]``.
-            labels: The tokens to predict ``[batch, position]``; -100 where there is none.
-        """
+        """Add examples."""
         self.total += (logits.argmax(-1) == labels).sum()  # -100 is no token
         self.units += (labels != IGNORED).sum()
 
@@ -95,7 +85,6 @@ class CausalLM(TokenMeans):
     Args:
         packing: Whether a block holds several documents. They are kept apart by positions that start again with each:
             Transformers makes a block-diagonal mask of them.
-        max_length: The longest block in tokens.
     """
 
     packing: bool = True

@@ -52,14 +52,7 @@ def config_of(source: Source) -> Any:
 
 
 def check_class(auto: Any, config: Any, name: str, purpose: str) -> None:
-    """Raise :class:`GateError` if an Auto class has no model of this config, called ``name``.
-
-    Args:
-        auto: The Auto class of the task.
-        config: The config of a model, perhaps with code of its own.
-        name: The hub name or folder.
-        purpose: The purpose that the model is not for, and a model that is.
-    """
+    """Raise :class:`GateError` if an Auto class has no model of this config, called ``name``."""
     if type(config) not in auto._model_mapping and not hasattr(config, "auto_map"):
         raise GateError(f"{name!r} is a {config.model_type} model, which does not {purpose}")
 
@@ -93,8 +86,6 @@ def load_pretrained(auto: Any, source: Source, config: Any, *, what: str, resize
     """Load the weights of a hub name or local folder, exports of this project among them, in the type of the source.
 
     Args:
-        auto: The Auto class of the task.
-        source: The source, with a hub name or local folder.
         config: The config that :func:`read_config` gave, perhaps changed.
         what: The name of the model in errors, such as ``a classifier``.
         resized: Whether weights of another size are initialised again.
@@ -127,13 +118,7 @@ def load_pretrained(auto: Any, source: Source, config: Any, *, what: str, resize
 
 
 def from_config(auto: Any, fields: Mapping[str, Any], ours: Mapping[str, Any] | None = None) -> PreTrainedModel:
-    """Make a new model from config fields, with ``model_type`` among them.
-
-    Args:
-        auto: The Auto class of the model.
-        fields: The fields of the config, as a user gave them.
-        ours: Further fields, which the config need not state; those of the user go before them.
-    """
+    """Make a new model from config fields, with ``model_type`` among them."""
     fields = dict(fields)
     model_type = fields.pop("model_type", None)
     ours = ours or {}

@@ -103,10 +103,6 @@ def necessary_heads(program: Program, order: Sequence[Sequence[int]]) -> list[li
 class _Writer:
     """Writes a program into a model of zeros.
 
-    Args:
-        program: to compile.
-        model: with layer norms that only subtract the mean.
-
     Attributes:
         basis: ``[hidden, state + unused]``, orthonormal directions, each of mean 0; the first ones are the variables'.
     """
