@@ -218,13 +218,16 @@ def _without_code(body: str) -> str:
 
 
 def _sentences(body: str, *, has_sections: bool) -> Iterator[tuple[int, str]]:
-    """Yield the sentences of a text with their line; the first sentence of an argument's description begins with ARGUMENT."""
+    """Yield the sentences of a text with their line; the first sentence of an argument's description begins with ARGUMENT.
+
+    A semicolon ends a sentence too: error messages have the remedy after one.
+    """
     paragraph: list[str] = []
     begin, section, indent = 0, "", None
     lines = [*body.split("\n"), ""]
 
     def flush() -> Iterator[tuple[int, str]]:
-        for sentence in re.split(r"(?<=[.!?])[)\"']?\s+(?=[^a-z])", " ".join(paragraph)):
+        for sentence in re.split(r"(?<=[.!?])[)\"']?\s+(?=[^a-z])|(?<=;)\s+", " ".join(paragraph)):
             if sentence.strip():
                 yield begin, sentence.strip()
         paragraph.clear()

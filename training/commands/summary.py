@@ -86,7 +86,7 @@ def split_costs(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def cost_cells(rows: pd.DataFrame, order: list[Any]) -> pd.DataFrame:
-    """Return means over seeds as text, ``[stages and methods, columns]``; without those of retraining if nothing was retrained."""
+    """Return means over seeds as text, ``[stages and methods, columns]``; columns of retraining only if there was any."""
     means = rows.groupby(["stage", "method", "heads", "kinds"])[COST_COLUMNS].mean()
     if means.isna().all(axis=None):
         raise GateError(

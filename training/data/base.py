@@ -1,4 +1,4 @@
-"""What the data of every task have in common: three splits, a tokenizer, and loaders that resume."""
+"""Base classes for the data of every task: three splits, a tokenizer, and loaders that resume."""
 
 from __future__ import annotations
 
@@ -27,9 +27,6 @@ from training.tasks.loading import read_tokenizer
 
 # The order of training batches, as a pure function of a seed: resumable, shardable, grouped by length.
 
-POOL = 50
-"""Batches whose examples are sorted by length together: enough to save padding, few enough to stay random."""
-
 
 def grouped_batches(lengths: Sequence[int], batch_size: int, *, seed: int) -> list[list[int]]:
     """Return one epoch of batches of similar length: every example once, the incomplete last batch dropped.
@@ -42,7 +39,7 @@ def grouped_batches(lengths: Sequence[int], batch_size: int, *, seed: int) -> li
     batch_size = min(batch_size, len(order))
     order = order[: len(order) // batch_size * batch_size]
     length = np.asarray(lengths)
-    pool = POOL * batch_size
+    pool = 50 * batch_size  # sorted by length together: enough to save padding, few enough to stay random
     pools = [order[start : start + pool] for start in range(0, len(order), pool)]
     batches = [
         indices.tolist()
@@ -56,7 +53,7 @@ class RunSampler(Sampler[list[int]], ABC):
     """The batches of row numbers of a training run over several epochs, for one of several processes.
 
     Batch i is a function of (seed, i) alone, so a resumed run starts at ``first``. Each process takes every ``world``-th
-    example of the same global batch: two processes see what one with twice the batch size sees.
+    example of the same global batch: two processes see the same examples as one with twice the batch size.
 
     Args:
         epochs: The number of passes over the data; fractions are allowed.
@@ -146,14 +143,11 @@ class RunTokenBatches(RunSampler):
 
 
 def token_cuts(lengths: Sequence[int], budget: int, *, multiple: int = 1) -> list[tuple[int, int]]:
-    """Cut a list of lengths into runs that have at most ``budget`` tokens when they are padded to their longest entry.
+    """Return the start and end of runs of lengths that have at most ``budget`` tokens when padded to their longest entry.
 
     Args:
         budget: The tokens per run; a run has at least ``multiple`` entries all the same.
         multiple: Every run has a multiple of this many entries. Fewer at the end are left out, unless there would be no run.
-
-    Returns:
-        The start and end of every run.
     """
     cuts: list[tuple[int, int]] = []
     start, longest = 0, 0
@@ -204,14 +198,11 @@ def with_more_tests(found: Iterable[str]) -> list[str]:
 
 
 def set_aside_rows(rows: int, share: float, what: str, source: str = "file") -> tuple[np.ndarray, np.ndarray]:
-    """Choose a share of the training rows at random for selection, rounded up.
+    """Return the numbers of the rows for training and, a share rounded up, for selection, both in random order.
 
     Args:
         what: The name of the rows in an error, such as ``examples``.
         source: The kind of source in an error, ``file`` or ``folder``.
-
-    Returns:
-        The numbers of the rows for training and for selection, in random order.
     """
     order = np.random.default_rng(0).permutation(rows)
     count = int(np.ceil(share * rows))
@@ -223,6 +214,14 @@ def set_aside_rows(rows: int, share: float, what: str, source: str = "file") -> 
     return order[count:], order[:count]
 
 
+def distinct_aside(values: Iterable[str], fraction: float, most: int | None = None) -> set[str]:
+    """Return a random share of the distinct values: at least one, at most ``most``, and never all of them."""
+    distinct = list(dict.fromkeys(values))
+    count = min(len(distinct) - 1, most or len(distinct), max(1, round(fraction * len(distinct))))
+    order = np.random.default_rng(0).permutation(len(distinct))
+    return {distinct[index] for index in order[:count]}
+
+
 def padded(rows: Iterable[Sequence[int]], value: int) -> Tensor:
     """Return rows of numbers as one tensor, padded on the right to the longest."""
     return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)
@@ -231,8 +230,8 @@ def padded(rows: Iterable[Sequence[int]], value: int) -> Tensor:
 class TaskData(pl.LightningDataModule, ABC):
     """Examples of one task.
 
-    The splits are named for what they are used for: ``train`` for weights and scores, ``select`` for every choice,
-    ``test`` for the results. Each has a column ``length``, in tokens, by which batches are grouped.
+    The split ``train`` is for weights and scores, ``select`` for every choice, ``test`` for the results. Each has a column
+    ``length``, in tokens, by which batches are grouped.
 
     Attributes:
         notices: Sentences for the user once the data are built, such as how many examples were left out.
@@ -247,9 +246,9 @@ class TaskData(pl.LightningDataModule, ABC):
         self.notices: list[str] = []
 
     def order_by(self, seed: int) -> None:
-        """Add the seed of a run to the data's own seed. Call this once, before the first loader is made.
+        """Add a run's seed to that of the data. It orders training batches and chooses the examples on which heads are scored.
 
-        The seed decides on the order of training batches and on the examples on which heads are scored.
+        Call this once, before the first loader is made.
         """
         self.seed += seed
 

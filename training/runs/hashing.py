@@ -97,7 +97,7 @@ def probed(file: str) -> str:
 
 
 def cache_of(dataset: str) -> str | None:
-    """Return the cache of ``datasets`` for a data set, or None for the default one.
+    """Return the cache of ``datasets`` for a dataset, or None for the default one.
 
     A folder with a card (``README.md``) gets a cache of its own: ``datasets`` notices neither its place nor its changes.
     """

@@ -100,7 +100,7 @@ def test_a_folder_of_many_files_is_a_data_set(tmp_path):
 def test_what_cannot_be_streamed_is_refused(tmp_path):
     with pytest.raises(GateError, match=r"the train file '.*none.txt' does not exist"):
         texts_of(tmp_path / "none.txt")
-    with pytest.raises(GateError, match=r"has the ending '.csv'; a stream is of .txt or .jsonl"):
+    with pytest.raises(GateError, match=r"has the ending '.csv'; expected .txt, .jsonl"):
         texts_of(write(tmp_path / "a.csv", "x"))
     with pytest.raises(GateError, match=r"no column 'text'; it has 'a', 'b'. Set --data.text_column"):
         texts_of(write(tmp_path / "a.jsonl", '{"a": "x", "b": "y"}\n'))
@@ -114,7 +114,7 @@ def test_what_cannot_be_streamed_is_refused(tmp_path):
     (tmp_path / "e.txt").write_bytes(b"story\n\n\xff\xfe\n")
     with pytest.raises(GateError, match="cannot be read to its end: 'utf-8' codec"):
         texts_of(tmp_path / "e.txt")
-    with pytest.raises(GateError, match="neither a local folder nor a hub name"):
+    with pytest.raises(GateError, match="neither a local folder nor a reachable hub name"):
         open_streams(Documents(dataset=str(tmp_path / "none"), streaming=True, train_blocks=8))
 
 
