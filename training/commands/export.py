@@ -138,12 +138,12 @@ def load_trained(path: str) -> TrainedModel:
 
 
 def names_checkpoint(path: str) -> bool:
-    """Whether this is a checkpoint's path by its ending; a run's directory may have that too."""
+    """Return whether a path has the ending of a checkpoint and is not a directory."""
     return Path(path).suffix == ".ckpt" and not Path(path).is_dir()
 
 
 def run_of(path: str) -> Path:
-    """The directory of the run that is named, or whose checkpoint is."""
+    """Return the directory of a run, given the directory or a checkpoint in it."""
     return Path(path).resolve().parents[1] if names_checkpoint(path) else Path(path)
 
 
@@ -260,11 +260,10 @@ def load_with_dense_weights(path: str) -> TrainedModel:
 
 @progress.stage("refitting the dense weights")
 def refitted_to(trained: TrainedModel, mask: Tensor, dense: DenseModel) -> tuple[TrainedModel, Refit, str]:
-    """The same run with the weights behind its heads refitted to a mask, on the run's training data; of several ridges the
-    one that does best on its selection split is taken. Also how it went, and how good the model is on that split, in words.
+    """Return the run with output projections refitted to a mask, the refit, and the selection result in words.
 
-    Args:
-        dense: the same model with the run's data, whose weights are changed and whose gates are detached.
+    Training data give the fits; the selection split chooses among several ridges. The weights of ``dense`` are changed and its
+    gates detached.
     """
     aim = {name: parameter.detach() for name, parameter in trained.model.named_parameters()}
     subject, metric = dense.subject(), dense.pruner.task.main_metric
@@ -510,7 +509,7 @@ def _card(trained: TrainedModel, mask: Tensor, ranking: str, cost: Cost | None) 
 
 
 def show(console: Console, trained: TrainedModel, mask: Tensor, format: Format, out: Path, cost: Cost | None) -> None:
-    """What was written, and what it costs."""
+    """Print the export's size and its measured cost."""
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     space = f"{size / 1e6:.2f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
     console.print(f"{format}: {int(mask.sum())} of {len(mask)} heads, {space} in {escape(str(out))}", soft_wrap=True)

@@ -427,7 +427,7 @@ class StreamedRows:
 class StreamedDocumentsData(TextBlocks):
     """Documents as a stream.
 
-    Training blocks are read when they are needed. The first blocks of each split stay in memory for scores, choices and results.
+    Training blocks are read when needed. The first blocks of each split stay in memory for scores, choices and results.
     The options limit their number.
     """
 

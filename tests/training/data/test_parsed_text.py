@@ -103,8 +103,8 @@ def test_sentences_of_a_pipeline_without_its_white_space(spacy, monkeypatch):
 
 
 def test_pipelines_that_are_missing_or_do_not_parse_are_told(spacy, monkeypatch):
-    with pytest.raises(GateError, match="spaCy has no pipeline 'no_such_pipeline' here; install one"):
+    with pytest.raises(GateError, match="spaCy has no pipeline 'no_such_pipeline' here; run"):
         parse_texts("no_such_pipeline", ["she sleeps"])
     monkeypatch.setattr(spacy, "load", lambda name: pipeline(spacy, parses=False))
-    with pytest.raises(GateError, match="the pipeline 'blank' finds no dependencies; give one with a parser"):
+    with pytest.raises(GateError, match="the pipeline 'blank' has no parser; give one with a parser"):
         parse_texts("blank", ["she sleeps"])

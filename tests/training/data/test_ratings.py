@@ -84,5 +84,5 @@ def test_the_order_of_a_model_that_states_its_classes_stays(tmp_path):
 
 
 def test_a_positive_class_without_its_metric_is_refused():
-    with pytest.raises(GateError, match=r"positive is 'yes', which only --data.metric binary_f1 uses"):
+    with pytest.raises(GateError, match=r"positive is 'yes', but only --data.metric binary_f1 uses it"):
         Text(train_file="a", test_file="b", positive="yes")

@@ -128,9 +128,9 @@ def test_a_document_without_end_is_refused(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"streaming": True}, r"say with --data\.train_blocks how many blocks an epoch has"),
-        ({"train_blocks": 8}, r"train_blocks is 8, which is of streams; add --data\.streaming true"),
-        ({"streaming": True, "train_blocks": 8, "num_workers": 2}, "num_workers is 2, .*; leave it at 0"),
+        ({"streaming": True}, r"give the number of blocks in an epoch, such as --data\.train_blocks"),
+        ({"train_blocks": 8}, r"train_blocks is 8, but only a stream uses it; add --data\.streaming true"),
+        ({"streaming": True, "train_blocks": 8, "num_workers": 2}, "num_workers is 2, .*; expected 0"),
         ({"streaming": True, "train_blocks": 8, "documents": "file"}, "give line or blank_line"),
         ({"streaming": True, "train_blocks": 0}, "train_blocks is 0"),
         ({"streaming": True, "train_blocks": 8, "shuffle_buffer": 0}, "shuffle_buffer is 0"),
