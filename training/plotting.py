@@ -86,7 +86,7 @@ def method_styles(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
     return {method: line_style(index) | {"color": colours[method]} for index, method in enumerate(methods)}
 
 
-def legend_beside(figure: Figure, axes: Axes, order: Sequence[str] = ()) -> Legend:
+def legend_on_the_right(figure: Figure, axes: Axes, order: Sequence[str] = ()) -> Legend:
     """Write the names of the lines on the right of the picture."""
     handles, labels = axes.get_legend_handles_labels()
     places = sorted(range(len(labels)), key=lambda at: order.index(labels[at]) if labels[at] in order else len(order))
@@ -181,7 +181,7 @@ def quality_by_budget(curve: pd.DataFrame, comparison: pd.DataFrame, *, metric: 
         spread_widely_(axes, [*curve[column], *comparison[column].dropna()])
     axes.grid(visible=True)
     fewest = curve[curve["heads"] == curve["heads"].min()].sort_values(column, ascending=False, kind="stable")
-    legend_beside(figure, axes, ["dense control", *fewest["method"]])
+    legend_on_the_right(figure, axes, ["dense control", *fewest["method"]])
     return figure
 
 

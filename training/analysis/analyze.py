@@ -166,19 +166,19 @@ class OutputDirectory:
                 f"--run_dir {str(path)!r} holds the analysis of {analysed!r}, not of {run!r}; give another directory"
             )
 
-    def write(self, name: str, finding: AnalysisResult, about: dict[str, Any]) -> None:
+    def write(self, name: str, result: AnalysisResult, about: dict[str, Any]) -> None:
         """Write the files of one experiment, and the two that sum up all."""
         (self.path / "plots").mkdir(parents=True, exist_ok=True)
-        for file, table in finding.tables.items():
+        for file, table in result.tables.items():
             self.files.write_table(f"{file}.csv", table)
-        for file, figure in finding.figures.items():
+        for file, figure in result.figures.items():
             for form in ("png", "svg"):
                 with self.files.replacing(f"plots/{file}.{form}") as partial:
                     figure.savefig(partial, format=form, dpi=150)
-        for file, text in finding.pages.items():
+        for file, text in result.pages.items():
             self.files.write_text(file, text)
-        figures = [f"plots/{file}.png" for file in finding.figures]
-        self.findings[name] = {**about, "sentences": finding.sentences, "numbers": finding.numbers, "figures": figures}
+        figures = [f"plots/{file}.png" for file in result.figures]
+        self.findings[name] = {**about, "sentences": result.sentences, "numbers": result.numbers, "figures": figures}
         self.findings = {key: self.findings[key] for key in TITLES if key in self.findings}
         stated = {"code": code_version(), "machine": machine(), "versions": versions()}
         self.files.write_json("metrics.json", {"analysed_run": self.run, "experiments": self.findings, **stated})
@@ -251,16 +251,16 @@ def _analyze(line: CommandLine, chosen: Sequence[str], other: Sequence[str]) -> 
         console.print(f"[bold]{TITLES[name]}[/bold]")
         try:
             with progress.stage(TITLES[name]), measured(device, None) as meter:
-                finding = experiment()
+                result = experiment()
         except GateError as error:
             if options.experiments is not None or name != SURVIVAL:
                 raise
             console.print(f"left out: {escape(str(error))}", soft_wrap=True)  # a run without a mask has roles only
             continue
         cost = {"seconds": round(meter.cost.seconds, 2), "peak_memory_mb": meter.cost.peak_memory_mb}
-        out.write(name, finding, about | cost)
-        pictures |= {figure: out.path / "plots" / f"{figure}.png" for figure in finding.figures}
-        for sentence in finding.sentences:
+        out.write(name, result, about | cost)
+        pictures |= {figure: out.path / "plots" / f"{figure}.png" for figure in result.figures}
+        for sentence in result.sentences:
             console.print(escape(sentence), soft_wrap=True)
     if tracking is not None and pictures:
         send_pictures(tracking, Path(options.run), pictures)

@@ -269,9 +269,9 @@ def _name(row: pd.Series) -> str:
 # What each head does to the task of a run: two fits of its gates, with a price and with a reward (Nam et al. 2025).
 
 PRICE = 0.01
-"""Of an open head, in units of the loss."""
+"""The price of an open head, in units of the loss."""
 GATING_STEPS, SEEDS = 100, (0, 1, 2)
-"""Optimiser steps of each fit, of which there are three for each seed."""
+"""The number of optimiser steps of each fit (three for each seed), and the seeds."""
 
 
 def causal_classes(dense: DenseModel) -> AnalysisResult:
@@ -340,7 +340,7 @@ def _causal_sentence(row: pd.Series, measure: Measure, unit: str) -> str:
     )
 
 
-# How much of what a model predicts comes through each head, beside simpler scores, and how alike their rankings are.
+# The share of a prediction that comes through each head, with simpler scores and the agreement of their rankings.
 
 RANKINGS = {"relevance": "relevance", "gradient_x_input": "gradient x input", "his": "HIS"}
 """Scores whose rankings are compared, by their columns."""

@@ -44,22 +44,14 @@ from training.stats.significance import interval, mcnemar
 from training.tasks.encoder_decoder import check_vocabulary, positions
 from training.tasks.loading import load_pretrained, read_config, read_tokenizer
 
-# What a model does under masks: the metric of a classifier, the loss of every other task, with paired tests over examples.
+# The quality of a model under masks: the metric of a classifier, the loss of other tasks, with paired tests over examples.
 
 LOSS = "loss"
 
 
 @dataclass(frozen=True)
 class Measure:
-    """How a metric is read.
-
-    Args:
-        name: The name of the metric, or :data:`LOSS`.
-        scale: The factor of what is shown.
-        sign: 1 where more is better, -1 where less is.
-        digits: The digits that are shown behind the point.
-        unit: The unit of a change.
-    """
+    """The format of a metric: the factor and digits of shown values, and the sign, which is 1 if more is better, else -1."""
 
     name: str
     scale: float = 100.0

@@ -71,7 +71,7 @@ from training.tasks.loading import read_config, read_tokenizer
 COMPUTABLE = [name for name, scorer in SCORERS.items() if scorer.ranks and not scorer.is_weighted]
 """The scored methods whose ranking follows from the dense model and training data, with nothing to choose."""
 
-# What a finished run left: its dense model, the gates it learned, and its rankings. Only the run directory is read.
+# A finished run: its dense model, its learned gates, and its rankings. Only the run directory is read.
 
 SCORES = "scores.csv"
 
@@ -203,7 +203,7 @@ def choose_mask(
     if trained.options.prune == 0 and ranking == trained.method and mask_by(torch.zeros(gates.size)).sum() < gates.size:
         raise GateError("this run pruned nothing, so its gates rank no heads; give --ranking, for example obs")
     if ranking in others:
-        mask_by(torch.zeros(gates.size))  # what is impossible is said before anything is scored
+        mask_by(torch.zeros(gates.size))  # refuse an impossible budget before scoring
         return gates.to_heads(mask_by(compute(ranking)))
     return gates.to_heads(mask_by(known[ranking]))
 
@@ -343,10 +343,10 @@ def _model_and_mask(line: CommandLine) -> tuple[TrainedModel, Tensor]:
             trained = replace(trained, changed=f"{trained.changed}, with data given at the export ({', '.join(others)})")
         heads, seconds = counted(int(mask.sum()), "head"), f"in {refit.cost.seconds:.0f} s"
         if refit.ridge is None:
-            said = f"weights stay as they were for {heads}: {reached}, {seconds}"
+            text = f"weights stay as they were for {heads}: {reached}, {seconds}"
         else:
-            said = f"refitted to {heads}: {reached}, with ridge {refit.ridge:g}, {seconds}"
-        stdout().print(said, soft_wrap=True, highlight=False)
+            text = f"refitted to {heads}: {reached}, with ridge {refit.ridge:g}, {seconds}"
+        stdout().print(text, soft_wrap=True, highlight=False)
     elif line.rest and not dense.cache_info().currsize:
         raise GateError(f"{line.rest[0]!r} behind -- is for the run's data, which this export does not read; leave it out")
     return trained, mask
@@ -486,7 +486,7 @@ def _export_onnx(
 
 
 def _card(trained: TrainedModel, mask: Tensor, ranking: str, cost: Cost | None) -> ModelCard:
-    """States the run's results only for what the run tested: its learned mask, with the weights retrained with it."""
+    """Return the model card, with the run's results only for its learned mask with the retrained weights."""
     own = load_mask(trained.run.path / "masks" / f"{trained.method}.json", trained.gates.sites)
     if trained.checkpoint == "final" and torch.equal(mask, own):
         file = trained.run.path / "metrics.json"

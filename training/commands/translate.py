@@ -194,7 +194,7 @@ def show(console: Console, found: dict[str, list[str]], rows: list[dict[str, Any
         table.add_row(*("" if v is None else f"{v:.3f}" if isinstance(v, float) else str(v) for v in row.values()))
     console.print(table)
     if len(rows) > 1:
-        said = "p: paired bootstrap over these sentences, for these systems alone; other seeds of theirs may differ."
-        console.print(said, highlight=False, soft_wrap=True)
+        text = "p: paired bootstrap over these sentences, for these systems alone; other seeds of theirs may differ."
+        console.print(text, highlight=False, soft_wrap=True)
     for name, signature in signatures(tokenize).items():
         console.print(f"{name}: {signature}", highlight=False, soft_wrap=True)

@@ -227,9 +227,9 @@ def cost(contents: ReportData) -> str:
             continue
         means = of_stage.groupby("method", sort=False)["seconds"].mean()
         steps = sorted(set(of_stage["steps"])) if "steps" in of_stage else []
-        said = "" if not steps else f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
+        steps_taken = "" if not steps else f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
         most = f", most for {means.idxmax()} ({duration(float(means.max()))})" if len(means) > 1 else ""
-        taken = f"{said + ' steps, ' if said else ''}{duration(float(means.mean()))} per experiment in the mean"
+        taken = f"{steps_taken + ' steps, ' if steps_taken else ''}{duration(float(means.mean()))} per experiment in the mean"
         parts.append(f"{words_of(stage)}: {taken}{most}")
     return ". ".join(parts) + "." if parts else "The costs were not recorded."
 

@@ -1,4 +1,4 @@
-"""What a report shows: the tables of a comparison or of a single run, in one form."""
+"""The content of a report: the tables of a comparison or of a single run, in one form."""
 
 from __future__ import annotations
 

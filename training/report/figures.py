@@ -21,7 +21,7 @@ from matplotlib.ticker import MaxNLocator
 from gates.errors import GateError
 from gates.files import is_partial, replacing
 from training.config.comparison import is_post_hoc
-from training.plotting import COLOURS, INK, MAP, MARKERS, legend_beside, line_style, method_styles, spread_widely_, styled
+from training.plotting import COLOURS, INK, MAP, MARKERS, legend_on_the_right, line_style, method_styles, spread_widely_, styled
 from training.report.captions import STAGE_TITLES
 from training.report.contents import Course, ReportData, Sites, Values, is_dense
 from training.runs.directory import LOOKED_AT, check_output
@@ -309,13 +309,13 @@ def quality_against_heads(contents: ReportData, stage: str) -> Figure:
     """
     known = set(_of_stage(contents, stage)["method"])
     methods = [method for method in contents.methods if method in known]
-    beside = 0.55 + LETTER * max(map(len, [DENSE, *methods]))  # names and samples of the lines
+    legend_width = 0.55 + LETTER * max(map(len, [DENSE, *methods]))  # names and samples of the lines
     height = max(3.4, 0.6 + 0.19 * (len(methods) + 2))
-    figure = Figure(figsize=(QUALITY_WIDTH + beside, height), layout="constrained")
+    figure = Figure(figsize=(QUALITY_WIDTH + legend_width, height), layout="constrained")
     axes = figure.subplots()
     ends = draw_quality(axes, contents, stage, method_styles(contents.methods))
     axes.set_title(f"{STAGE_TITLES.get(stage, stage)}\n{what_is_drawn(contents, stage)}", fontsize=8.5)
-    legend_beside(figure, axes, sorted(ends, key=lambda name: -ends[name]))
+    legend_on_the_right(figure, axes, sorted(ends, key=lambda name: -ends[name]))
     return figure
 
 
@@ -393,7 +393,7 @@ def quality_of_methods(contents: ReportData) -> Figure:
     bars = "\nbars: 95 % interval of the mean over seeds" if rows["low"].notna().any() else ""
     axes.set(xlabel=f"test {metric}{unit(metric)}{bars}")
     axes.grid(visible=True)
-    legend_beside(figure, axes)
+    legend_on_the_right(figure, axes)
     return figure
 
 

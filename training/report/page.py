@@ -148,7 +148,7 @@ def render_page(template: str, styles: Sequence[str], scripts: Sequence[str], **
 
 
 def _verdict(contents: ReportData) -> Markup:
-    """Return ``verdict.md`` without raw HTML and pictures, or what the numbers say."""
+    """Return ``verdict.md`` without raw HTML and pictures, or the best methods."""
     if contents.verdict:
         markdown = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
         tokens = markdown.parse(contents.verdict)
@@ -156,8 +156,8 @@ def _verdict(contents: ReportData) -> Markup:
             if token.type in ("heading_open", "heading_close"):
                 token.tag = f"h{min(6, int(token.tag[1:]) + 2)}"  # below the page's own headings
         return Markup(markdown.renderer.render(tokens, markdown.options, {}))
-    said = [captions.best_method(contents, stage) for stage in contents.stages_by_weight] or ["There are no results yet."]
-    return Markup("").join(Markup("<p>{}</p>").format(text) for text in said)
+    sentences = [captions.best_method(contents, stage) for stage in contents.stages_by_weight] or ["There are no results yet."]
+    return Markup("").join(Markup("<p>{}</p>").format(text) for text in sentences)
 
 
 def _facts(contents: ReportData) -> dict[str, str]:

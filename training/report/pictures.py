@@ -65,9 +65,6 @@ def film_strip(course: Course, title: str) -> Figure:
     return figure
 
 
-# What a picture of a report is.
-
-
 @dataclass(frozen=True)
 class Picture:
     """A picture of a report.
@@ -75,7 +72,7 @@ class Picture:
     Args:
         name: The name of its files.
         section: The part of the page: truth, quality, heads, roles, training, agreement or scores.
-        caption: What it shows, with its result.
+        caption: The description of the picture, with its result.
         alt: A text in its place.
         shown: Whether it is open from the start.
         wide: Whether it scrolls on a narrow screen, since it has several panels side by side.

@@ -119,7 +119,7 @@ class PlainLines(Display):
     def __init__(self, file: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
         self.file = file
-        self.said = clock()
+        self.last_printed = clock()
 
     def show_begin(self, stage: Stage) -> None:
         if len(self.stages) == 1:
@@ -128,7 +128,7 @@ class PlainLines(Display):
             self.changed(stage)
 
     def changed(self, stage: Stage) -> None:
-        if self.clock() - self.said < INTERVAL or stage not in self.stages:
+        if self.clock() - self.last_printed < INTERVAL or stage not in self.stages:
             return
         shown = list(dict.fromkeys((self.stages[0], self.stages[-1])))
         left = next((seconds for one in shown if (seconds := one.left()) is not None), None)
@@ -139,7 +139,7 @@ class PlainLines(Display):
             self._say(f"{stage.text}, took {duration(stage.seconds())}")
 
     def _say(self, text: str) -> None:
-        self.said = self.clock()
+        self.last_printed = self.clock()
         print(text, file=self.file, flush=True)
 
 

@@ -83,7 +83,7 @@ INPUTS = {
 
 
 def check_same_options(run: RunDirectory, resolved: str) -> None:
-    """Raise :class:`GateError` if a resumed run has other options than it began with, except for free ones."""
+    """Raise :class:`GateError` if a resumed run has other options than its beginning, except for free ones."""
     began, now = _options_of(run), flat_options(yaml.safe_load(resolved))
     if difference := _first_difference(began, now, began.keys() | now.keys(), FREE_WHEN_RESUMED):
         raise GateError(
@@ -93,7 +93,7 @@ def check_same_options(run: RunDirectory, resolved: str) -> None:
 
 
 def check_same_inputs(run: RunDirectory, determined_by: Mapping[str, Any]) -> None:
-    """Raise :class:`GateError` if a resumed run has other data, code or first weights than it began with. Write nothing."""
+    """Raise :class:`GateError` if a resumed run has other data, code or first weights than its beginning. Write nothing."""
     began = _began_with(run, "start a new run, or delete this file if you are sure that its data are as they were")
     if began is None:
         return
@@ -139,7 +139,7 @@ def checkpoint_of(options: RunOptions, run: RunDirectory, first: bool) -> str | 
     """Return the checkpoint in the folder of the run whose files the data need, such as a vocabulary; None where there is none.
 
     Raises:
-        GateError: If the checkpoint would be overwritten, or is another than a resumed run began with.
+        GateError: If the checkpoint would be overwritten, or differs from that of a resumed run.
     """
     if not run.resumes:
         if first and options.ckpt_path is not None and run.path.resolve() in Path(options.ckpt_path).resolve().parents:

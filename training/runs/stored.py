@@ -45,7 +45,7 @@ def remove_checksums(folder: Path) -> None:
 
 
 def check_unchanged(path: Path, text: str) -> None:
-    """Raise :class:`GateError` if a file is not what was written, or the checksums are damaged."""
+    """Raise :class:`GateError` if a file has changed since it was written, or the checksums are damaged."""
     for folder in path.absolute().parents[:2]:
         file = folder / CHECKSUMS
         if not file.exists():
@@ -163,8 +163,10 @@ def check_numbers(path: Path, name: str, column: pd.Series[Any], mend: str) -> N
         line = int(wrong.to_numpy().argmax())
         value = column.iloc[line]
         kind = "a whole number" if name in WHOLE else "a number"
-        said = "nothing" if pd.isna(value) else repr(str(value)[:40])
-        raise damaged(path, "this table", f"line {line + 2} has {said} in the column {name!r}, where {kind} is expected", mend)
+        written = "nothing" if pd.isna(value) else repr(str(value)[:40])
+        raise damaged(
+            path, "this table", f"line {line + 2} has {written} in the column {name!r}, where {kind} is expected", mend
+        )
 
 
 def read_arrays(path: Path, *, mend: str = AGAIN) -> dict[str, np.ndarray]:

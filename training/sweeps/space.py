@@ -105,7 +105,7 @@ class Sweep:
             raise GateError(f"a {self.method} search has no end of its own; give --trials, or run_cap in the file")
         return wanted
 
-    def planned(self, count: int, seed: int) -> list[dict[str, Any]]:
+    def fixed_parameters(self, count: int, seed: int) -> list[dict[str, Any]]:
         """Return Optuna's parameters of the first ``count`` trials, where they do not depend on results."""
         if self.method == "bayes":
             return []

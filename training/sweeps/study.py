@@ -60,7 +60,7 @@ class Trials:
 
     def plan(self) -> None:
         """Put the trials that do not depend on results into the database, unless they are there."""
-        for params in self.sweep.planned(self.count, self.seed)[len(self.study.get_trials(deepcopy=False)) :]:
+        for params in self.sweep.fixed_parameters(self.count, self.seed)[len(self.study.get_trials(deepcopy=False)) :]:
             self.study.enqueue_trial(params, user_attrs={PARAMS: params})
 
     def begun(self) -> list[Trial]:

@@ -127,15 +127,15 @@ class CausalLM(TokenMeans):
             restart = torch.arange(length, device=model.device)[None]
             other = model(second, use_cache=False).logits
             try:
-                both, beside_another = (
+                both, after_another = (
                     model(block, position_ids=torch.cat([restart, restart], dim=1), use_cache=False).logits
                     for block in (ids, torch.cat([ends_otherwise, second], dim=1))
                 )
             except TypeError:
-                both = beside_another = None
-            # What differs in half precision may be the shape's doing, so there the first document alone is another one.
+                both = after_another = None
+            # In half precision the shape may change results, so only the first document differs there.
             is_half = alone.dtype == torch.bfloat16
-            apart = both is not None and _are_same(both[:, length:], beside_another[:, length:])
+            apart = both is not None and _are_same(both[:, length:], after_another[:, length:])
             if not apart or (not is_half and not _are_same(both, torch.cat([alone, other], dim=1))):
                 raise GateError(
                     f"{name} does not keep the documents of a block apart by their positions; set --data.packing false, which "

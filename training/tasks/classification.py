@@ -293,7 +293,7 @@ def products(predictions: NDArray[Any], targets: NDArray[Any]) -> Array:
 
     Args:
         predictions: The numbers ``[..., examples]``.
-        targets: What they should be, broadcastable to them.
+        targets: The true numbers, broadcastable to them.
     """
     x, y = _deviations(predictions), np.broadcast_to(_deviations(targets), predictions.shape)
     return np.stack([x, y, x * x, y * y, x * y], axis=-1)
