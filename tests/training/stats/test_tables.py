@@ -636,7 +636,7 @@ def test_ranks_over_enough_seeds():
     np.testing.assert_allclose(ranks["p_holm"], [np.nan, *holm(p)[:2]])
     text = verdict(summarise(table, "accuracy"), pd.DataFrame(columns=["stage", "budget"]), ranks={"retrained": (ranks, test)})
     assert "Average ranks over 7 seeds and their budgets (1 is best): learned 1.0, his 2.0, random 3.0." in text
-    assert "with Holm's correction for all pairs his, random rank behind learned." in text
+    assert "with Holm's correction for all pairs, his, random rank behind learned." in text
     assert "Not tested against it: his" in text
 
 
