@@ -99,9 +99,9 @@ def test_pairs_that_do_not_fit_are_left_out_of_training_only(files):
         ({"source": ["", *SOURCE[1:]]}, r"the source of pair 1 of the train split is empty \(1 in all\).*skip_empty"),
         ({"target": [*TARGET[:-1], " "]}, "the target of pair 24 of the train split is empty"),
         ({"max_length": 4}, "training pairs have over 4 tokens on a side"),  # those set aside are training pairs
-        ({"batch_tokens": 40}, "max_length is 60 and batch_tokens 40"),
+        ({"batch_tokens": 40}, "max_length is 60; expected at most batch_tokens .40"),
         ({"vocab_size": 10}, "vocab_size is 10"),
-        ({"test_source": None}, "test_target is given but --data.test_source is not"),
+        ({"test_source": None}, "test_target is given without --data.test_source"),
         ({"train_source": "nowhere.en"}, "'nowhere.en' does not exist"),
         ({"train_file": "x.tsv"}, "both given"),
         ({"max_ratio": 0.5}, "max_ratio is 0.5"),
