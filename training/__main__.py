@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def refuse(name: str) -> NoReturn:
-    """Raises :class:`GateError` for a command that does not exist."""
+    """Raise :class:`GateError` for a command that does not exist."""
     near = did_you_mean(name, COMMANDS)
     known = "" if "did you mean" in near else f"; expected one of {', '.join(COMMANDS)}"
     raise GateError(f"there is no command {name!r}{known or near}")

@@ -125,10 +125,7 @@ def alternate(
     Args:
         what: The subject of the measurement, shown to the user.
         variants: The pieces of work by name.
-        device: The device that computes.
         effort: The length of the measurement.
-        stopwatch: A function that returns the milliseconds of a piece of work. Default: the device's own.
-        clock: The clock in seconds that ``effort.seconds`` refers to.
     """
     measure = stopwatch or stopwatch_of(device)
     taken: dict[str, list[float]] = {name: [] for name in variants}
@@ -184,12 +181,7 @@ def measure_table(
     Args:
         model: A dense model without attached gates. Copies share its weights except those of attention.
         inputs: The inputs of one forward pass, on the device.
-        unit: What a gate closes.
-        effort: The length of the measurement.
         context: A context in which the model runs, such as one of mixed precision.
-
-    Raises:
-        GateError: if no heads can be removed from it.
     """
     gates = HeadGates(model, unit)
     check_removable(gates.sites)
@@ -229,9 +221,7 @@ def measure_achieved(
     Args:
         dense: The dense model on the device, without attached gates. It is not changed.
         mask: 0/1 per head, ``[heads]``.
-        limit: The budget in time.
         inputs: Inputs like those of the table.
-        effort: The length of the measurement.
         context: A context in which the models run.
 
     Returns:
@@ -291,8 +281,6 @@ def without_heads(model: PreTrainedModel, mask: Tensor, inputs: Inputs) -> PreTr
     """Return a pruned copy in evaluation mode, which shares all weights with the model except those of attention.
 
     Args:
-        model: A dense model.
-        mask: 0/1 per head, ``[heads]``.
         inputs: Inputs on which the removal is checked.
     """
     of_attention = {id(one) for site in find_attention(model) for one in _tensors(site.module)}

@@ -86,14 +86,8 @@ def method_styles(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
     return {method: line_style(index) | {"color": colours[method]} for index, method in enumerate(methods)}
 
 
-def legend_beside(figure: Figure, axes: Axes, order: Sequence[str] = ()) -> Legend:
-    """Write the names of the lines on the right of the picture.
-
-    Args:
-        figure: The picture, in constrained layout, which makes room.
-        axes: The axes with the lines.
-        order: The names from the top; others come after them.
-    """
+def legend_on_the_right(figure: Figure, axes: Axes, order: Sequence[str] = ()) -> Legend:
+    """Write the names of the lines on the right of the picture."""
     handles, labels = axes.get_legend_handles_labels()
     places = sorted(range(len(labels)), key=lambda at: order.index(labels[at]) if labels[at] in order else len(order))
     return figure.legend(
@@ -121,10 +115,8 @@ def draw_by_kind(
     """Draw layer x head pictures, one panel per kind of attention.
 
     Args:
-        sites: The attention modules.
         draw: Draws one panel, given its axes and a grid ``[layers, heads]`` of each of the values, NaN where there is no head.
         values: Numbers per head, ``[heads]`` each.
-        title: The title of the whole picture.
         width: Inches beside the panels.
     """
     ends = np.cumsum([site.heads for site in sites])[:-1]
@@ -189,7 +181,7 @@ def quality_by_budget(curve: pd.DataFrame, comparison: pd.DataFrame, *, metric: 
         spread_widely_(axes, [*curve[column], *comparison[column].dropna()])
     axes.grid(visible=True)
     fewest = curve[curve["heads"] == curve["heads"].min()].sort_values(column, ascending=False, kind="stable")
-    legend_beside(figure, axes, ["dense control", *fewest["method"]])
+    legend_on_the_right(figure, axes, ["dense control", *fewest["method"]])
     return figure
 
 
@@ -198,7 +190,6 @@ def mask_agreement(masks: dict[str, Tensor], kinds: Tensor | None = None) -> Fig
     """Draw the Jaccard index of every pair of masks, and the expected one of two random masks of this size.
 
     Args:
-        masks: 0/1 ``[gates]``, all of one budget.
         kinds: The kind of each gate as a number ``[gates]``, for a budget per kind: random masks keep as many of each then.
     """
     names = list(masks)
@@ -214,9 +205,7 @@ def agreement_matrix(names: list[str], grid: np.ndarray, *, title: str, chance: 
     """Draw the agreement of methods in [0, 1] with its numbers, every pair once.
 
     Args:
-        names: The methods.
         grid: ``[names, names]``; its lower triangle is drawn. NaN for unknown pairs.
-        title: The title of the picture.
         chance: The agreement of random masks, drawn as a line on the scale.
     """
     size = max(2.6, 1.0 + 0.42 * len(names))

@@ -159,9 +159,9 @@ def test_the_options_of_a_run_check_themselves(options, settings, message):
         ({"limit_train_batches": 0}, "--trainer.limit_train_batches is 0"),
         ({"val_check_interval": 0.0}, "--trainer.val_check_interval is 0.0"),
         ({"accelerator": "mps"}, "--trainer.accelerator is mps, which has no float64"),
-        ({"strategy": "fsdp"}, "--trainer.strategy is fsdp, which spreads a model over devices"),
+        ({"strategy": "fsdp"}, "--trainer.strategy is fsdp, which shards a model"),
         ({"precision": "half"}, "--trainer.precision is 'half'; expected one of 32-true, 64-true, bf16-mixed, 16-mixed"),
-        ({"precision": "bf16-true"}, "--trainer.precision is bf16-true, in which small steps of weights are lost"),
+        ({"precision": "bf16-true"}, "--trainer.precision is bf16-true, which rounds weight updates"),
         ({"strategy": "deepspeed_stage_3"}, "--trainer.strategy is deepspeed_stage_3"),
     ],
 )

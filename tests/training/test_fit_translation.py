@@ -171,8 +171,8 @@ def test_a_run_goes_on_from_its_checkpoint_to_the_same_end(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--patience", "2"], "--patience ends the training of a dense model alone"),
-        (["--from_scratch", "[learned]", "--model.finetune", "0"], "give the epochs of both together"),
+        (["--patience", "2"], "--patience is for a dense model alone"),
+        (["--from_scratch", "[learned]", "--model.finetune", "0"], "give the epochs of the dense model's training"),
         (["--model.prune", "0"], "set retrain to 0 and budget to null"),
         (["--model.freeze_while_pruning", "[nothing]"], "'nothing' matches no parameter"),
         (["--data.max_length", "10"], "more than 10"),

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -86,5 +87,6 @@ def test_a_folder_with_a_card_that_changes_is_read_anew(tmp_path):
                 (tmp_path / "README.md").unlink()
             else:
                 written(tmp_path / name, card)
-            found = read_hub(str(tmp_path), subset, {"train": "train"}, instead="files")
+            options = SimpleNamespace(dataset=str(tmp_path), subset=subset, split_names={"train": "train"})
+            found = read_hub(options, instead="files")
             assert found["train"]["text"][:] == [text]

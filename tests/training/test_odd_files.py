@@ -61,7 +61,7 @@ def test_data_that_come_through_a_pipe(text, tmp_path, capsys):
     names = [f"{split}_{side}" for split in ("train", "test") for side in sides]
     given = [part for name in names for part in (f"--data.{name}", str(tmp_path / "a.tsv"))]
     assert run_command("fit", [*given, "--model.backbone", "x", "--run_dir", str(tmp_path / "run")]) == 2
-    assert f"the train file '{tmp_path}/a.tsv' is no regular file, and it is read more than once" in capsys.readouterr().err
+    assert f"the train file '{tmp_path}/a.tsv' is not a regular file but is read more than once" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

@@ -95,9 +95,9 @@ def test_an_address_has_a_host_and_a_port():
     [
         (["--ray_address", "auto"], "--ray_address is given, but nothing uses it; add --launcher ray"),
         (["--launcher", "ray", "--ray_address", "127.0.0.1:1"], "there is no cluster of Ray at --ray_address 127.0.0.1:1"),
-        (["--launcher", "ray", "--trainer.devices", "2"], "--trainer.devices is 2, but with --launcher ray one process does"),
+        (["--launcher", "ray", "--trainer.devices", "2"], "--trainer.devices is 2, but --launcher ray runs each"),
         (["--launcher", "ray", "--trainer.num_nodes", "2"], "--trainer.num_nodes is 2"),
-        (["--launcher", "ray", "--trainer.strategy", "ddp"], "--trainer.strategy is ddp, but with --launcher ray"),
+        (["--launcher", "ray", "--trainer.strategy", "ddp"], "--trainer.strategy is ddp, but --launcher ray"),
     ],
 )
 def test_what_cannot_be_is_told_before_anything_is_loaded(tmp_path, arguments, said):

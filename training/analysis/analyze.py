@@ -86,9 +86,6 @@ def experiments_of(options: Any) -> list[str]:
 
     The default is roles for a folder with a model and for pruned weights, roles and survival for a run with trees, and
     :data:`WITHOUT_TREES` for a run without.
-
-    Raises:
-        GateError: if one is unknown, or there is none.
     """
     if options.experiments is None:
         if is_model_folder(options.run) or options.weights != "dense":
@@ -104,16 +101,7 @@ def experiments_of(options: Any) -> list[str]:
 
 
 def check_arguments(options: Any, chosen: Sequence[str], other: Sequence[str]) -> None:
-    """Check that every experiment has its files, and that every file is used.
-
-    Args:
-        options: The options of the command.
-        chosen: The names of the experiments.
-        other: The options of other data.
-
-    Raises:
-        GateError: if a file is missing or unused, or the run is a folder with a model and an experiment needs a run.
-    """
+    """Check that every experiment has its files, and that every file is used."""
     if (DOMAINS in chosen) != bool(other):
         raise GateError(
             "the experiment domains needs other data; give it, for example with --other_data.test_file FILE"
@@ -159,15 +147,7 @@ def _check_trees(options: Any, *, needed: bool) -> None:
 
 
 class OutputDirectory:
-    """Tables, pictures, ``metrics.json`` and ``analysis.md``. Analyses of the same run add up.
-
-    Args:
-        path: The directory. Nothing is written into it yet.
-        run: The analysed run, as it was given.
-
-    Raises:
-        GateError: if the directory holds something else, or the analysis of another run.
-    """
+    """Tables, pictures, ``metrics.json`` and ``analysis.md``. Analyses of the same run add up."""
 
     def __init__(self, path: Path, run: str) -> None:
         self.path, self.run = path, run
@@ -186,19 +166,19 @@ class OutputDirectory:
                 f"--run_dir {str(path)!r} holds the analysis of {analysed!r}, not of {run!r}; give another directory"
             )
 
-    def write(self, name: str, finding: AnalysisResult, about: dict[str, Any]) -> None:
+    def write(self, name: str, result: AnalysisResult, about: dict[str, Any]) -> None:
         """Write the files of one experiment, and the two that sum up all."""
         (self.path / "plots").mkdir(parents=True, exist_ok=True)
-        for file, table in finding.tables.items():
+        for file, table in result.tables.items():
             self.files.write_table(f"{file}.csv", table)
-        for file, figure in finding.figures.items():
+        for file, figure in result.figures.items():
             for form in ("png", "svg"):
                 with self.files.replacing(f"plots/{file}.{form}") as partial:
                     figure.savefig(partial, format=form, dpi=150)
-        for file, text in finding.pages.items():
+        for file, text in result.pages.items():
             self.files.write_text(file, text)
-        figures = [f"plots/{file}.png" for file in finding.figures]
-        self.findings[name] = {**about, "sentences": finding.sentences, "numbers": finding.numbers, "figures": figures}
+        figures = [f"plots/{file}.png" for file in result.figures]
+        self.findings[name] = {**about, "sentences": result.sentences, "numbers": result.numbers, "figures": figures}
         self.findings = {key: self.findings[key] for key in TITLES if key in self.findings}
         stated = {"code": code_version(), "machine": machine(), "versions": versions()}
         self.files.write_json("metrics.json", {"analysed_run": self.run, "experiments": self.findings, **stated})
@@ -234,9 +214,6 @@ def other_setup(run: RunDirectory, overrides: Sequence[str], other: Sequence[str
         run: The run.
         overrides: Arguments of :mod:`training.fit` that replace those of the run.
         other: Those of other data, which come after them.
-
-    Raises:
-        GateError: for an argument that :mod:`training.fit` does not take.
     """
     setup_of(run, overrides)  # so that an error of both together is one of the other data
     try:
@@ -274,16 +251,16 @@ def _analyze(line: CommandLine, chosen: Sequence[str], other: Sequence[str]) -> 
         console.print(f"[bold]{TITLES[name]}[/bold]")
         try:
             with progress.stage(TITLES[name]), measured(device, None) as meter:
-                finding = experiment()
+                result = experiment()
         except GateError as error:
             if options.experiments is not None or name != SURVIVAL:
                 raise
             console.print(f"left out: {escape(str(error))}", soft_wrap=True)  # a run without a mask has roles only
             continue
         cost = {"seconds": round(meter.cost.seconds, 2), "peak_memory_mb": meter.cost.peak_memory_mb}
-        out.write(name, finding, about | cost)
-        pictures |= {figure: out.path / "plots" / f"{figure}.png" for figure in finding.figures}
-        for sentence in finding.sentences:
+        out.write(name, result, about | cost)
+        pictures |= {figure: out.path / "plots" / f"{figure}.png" for figure in result.figures}
+        for sentence in result.sentences:
             console.print(escape(sentence), soft_wrap=True)
     if tracking is not None and pictures:
         send_pictures(tracking, Path(options.run), pictures)
@@ -293,15 +270,7 @@ def _analyze(line: CommandLine, chosen: Sequence[str], other: Sequence[str]) -> 
 def _experiments(
     options: Any, dense: DenseModel | None, mask: Tensor | None, chosen: Sequence[str], elsewhere: Setup | None
 ) -> dict[str, Callable[[], AnalysisResult]]:
-    """Return the experiments by name. Files are read here, so that errors in them show before the long part.
-
-    Args:
-        options: The options of the command.
-        dense: The model of the run, with its dense or its final weights. None for a folder with a model or survival alone.
-        mask: The mask of the gates, with the final weights.
-        chosen: The names of the experiments.
-        elsewhere: The run with other data. None without the experiment that needs them.
-    """
+    """Return the experiments by name. Files are read here, so that errors in them show before the long part."""
     found: dict[str, Callable[[], AnalysisResult]] = {}
     for name in chosen:
         if name == SURVIVAL:

@@ -174,9 +174,6 @@ def across_domains(dense: DenseModel, other: TaskData) -> AnalysisResult:
     """Compare which heads matter on the run's data and on other data of the same task (section 3.4).
 
     Both HIS and the effect on the loss of removing each head alone are of the test splits, where nothing is chosen by them.
-
-    Raises:
-        GateError: if the other data are of another task, or have other classes or another vocabulary.
     """
     _check_same_task(dense.data, other)
     layers, masks = dense.gates.layer_index().cpu(), leave_one_out_masks(dense.gates.size)
@@ -272,9 +269,9 @@ def _name(row: pd.Series) -> str:
 # What each head does to the task of a run: two fits of its gates, with a price and with a reward (Nam et al. 2025).
 
 PRICE = 0.01
-"""Of an open head, in units of the loss."""
+"""The price of an open head, in units of the loss."""
 GATING_STEPS, SEEDS = 100, (0, 1, 2)
-"""Optimiser steps of each fit, of which there are three for each seed."""
+"""The number of optimiser steps of each fit (three for each seed), and the seeds."""
 
 
 def causal_classes(dense: DenseModel) -> AnalysisResult:
@@ -343,18 +340,14 @@ def _causal_sentence(row: pd.Series, measure: Measure, unit: str) -> str:
     )
 
 
-# How much of what a model predicts comes through each head, beside simpler scores, and how alike their rankings are.
+# The share of a prediction that comes through each head, with simpler scores and the agreement of their rankings.
 
 RANKINGS = {"relevance": "relevance", "gradient_x_input": "gradient x input", "his": "HIS"}
 """Scores whose rankings are compared, by their columns."""
 
 
 def relevance_of_heads(dense: DenseModel) -> AnalysisResult:
-    """Return relevance by AttnLRP's rules, gradient times input and HIS of every gate, on training data.
-
-    Raises:
-        GateError: for a family that no relevance is claimed for.
-    """
+    """Return relevance by AttnLRP's rules, gradient times input and HIS of every gate, on training data."""
     scores = Scores(dense.subject())
     raws = ("relevance", "relevance-signed", "gradient-x-input", "gradient-x-input-signed")
     found = {raw.replace("-", "_"): scores.raw(raw).numpy() for raw in raws}
@@ -392,9 +385,6 @@ class EveryEpoch(pl.Callback):
 
     It records HIS and entropy of all heads on training data, and the quality on the test split with more and more heads pruned
     in the order of HIS. Training stops where fine-tuning ends.
-
-    Args:
-        dense: The run; its pruner is the one in training.
     """
 
     def __init__(self, dense: DenseModel) -> None:
@@ -434,11 +424,7 @@ class EveryEpoch(pl.Callback):
 
 
 def through_training(dense: DenseModel) -> AnalysisResult:
-    """Fine-tune once more from the run's configuration and seed, and measure after every epoch.
-
-    Raises:
-        GateError: if the run has no finetune phase.
-    """
+    """Fine-tune once more from the run's configuration and seed, and measure after every epoch."""
     if dense.setup.model.finetune == 0:
         raise GateError(
             "the run has no finetune phase to look at (--model.finetune is 0); give a run that fine-tunes its model"

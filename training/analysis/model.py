@@ -44,22 +44,14 @@ from training.stats.significance import interval, mcnemar
 from training.tasks.encoder_decoder import check_vocabulary, positions
 from training.tasks.loading import load_pretrained, read_config, read_tokenizer
 
-# What a model does under masks: the metric of a classifier, the loss of every other task, with paired tests over examples.
+# The quality of a model under masks: the metric of a classifier, the loss of other tasks, with paired tests over examples.
 
 LOSS = "loss"
 
 
 @dataclass(frozen=True)
 class Measure:
-    """How a metric is read.
-
-    Args:
-        name: The name of the metric, or :data:`LOSS`.
-        scale: The factor of what is shown.
-        sign: 1 where more is better, -1 where less is.
-        digits: The digits that are shown behind the point.
-        unit: The unit of a change.
-    """
+    """The format of a metric: the factor and digits of shown values, and the sign, which is 1 if more is better, else -1."""
 
     name: str
     scale: float = 100.0
@@ -237,21 +229,13 @@ def load_dense(path: str, overrides: Sequence[str] = ()) -> DenseModel:
     """Rebuild the dense model and the data of a finished run from its configuration.
 
     Args:
-        path: The directory of the run.
         overrides: Arguments of ``training.fit`` that replace those of the configuration, such as where the data are now.
-
-    Raises:
-        GateError: if there is no such run, it has not ended, or its data cannot be read or have changed.
     """
     return _load(path, overrides, "dense")[0]
 
 
 def load_pruned(path: str, overrides: Sequence[str] = ()) -> tuple[DenseModel, Tensor]:
-    """Rebuild the model with the weights of the end of the run, and return the mask ``[gates]`` of their training too.
-
-    Raises:
-        GateError: as above, or if the run has no mask.
-    """
+    """Rebuild the model with the weights of the end of the run, and return the mask ``[gates]`` of their training too."""
     found, state = _load(path, overrides, "final")
     mask = state.get("gates.mask")
     if mask is None or mask.shape != (found.gates.size,) or not 0 < int((mask > 0).sum()) < found.gates.size:
@@ -307,9 +291,6 @@ def setup_of(run: RunDirectory, overrides: Sequence[str] = (), given: str = "wha
         run: The run.
         overrides: Arguments of ``training.fit`` that replace those of the run.
         given: What these arguments are called in errors.
-
-    Raises:
-        GateError: for an argument that ``training.fit`` does not take, or a configuration that has changed.
     """
     file = run.path / CONFIG
     check_unchanged(file, read_text(file, "the configuration"))
@@ -461,11 +442,7 @@ def observe_run(dense: DenseModel, mask: Tensor | None = None) -> ObservedModel:
 
 
 def observe_folder(path: str) -> ObservedModel:
-    """Load a model in a folder, with its own tokenizer; no code from the folder is run.
-
-    Raises:
-        GateError: if it cannot be loaded, or its attention is not known.
-    """
+    """Load a model in a folder, with its own tokenizer; no code from the folder is run."""
     tokenizer = read_tokenizer(path)
     backbone = load_pretrained(AutoModel, Source(HubName(path)), read_config(path), what="a model").eval()
     if "input_ids" not in backbone.main_input_name:

@@ -127,8 +127,6 @@ def attention_map(weights: Any, queries: Sequence[str], keys: Sequence[str], tit
 
     Args:
         weights: ``[query, key]``.
-        queries, keys: The tokens.
-        title: The title of the picture.
     """
     side = 1.6 + 0.22 * max(len(keys), len(queries))
     figure = Figure(figsize=(side, side), layout="constrained")

@@ -152,7 +152,6 @@ class RoleTexts:
         frequencies: The frequency of every token, for sources and for targets, ``[vocabulary]``.
         frequencies_from: The texts in which they are counted, in words.
         seen: The tokens from which random sequences are drawn.
-        parser: The parser that made the trees; None for gold ones.
         shown: The tokens of sentences whose attention is shown; empty for some of the treebank.
         maps: The site's number, and the head's number there, of every head whose attention is drawn.
     """
@@ -169,11 +168,7 @@ class RoleTexts:
 
 
 def read_texts(files: RoleFiles, observed: ObservedModel) -> RoleTexts:
-    """Read and encode the files.
-
-    Raises:
-        GateError: for whatever is wrong with the files, or a tokenizer that does not fit.
-    """
+    """Read and encode the files."""
     maps = _named_heads(files.maps, observed)
     shown = [] if files.show is None else _shown(files.show, observed)
     trees = files.read_trees()

@@ -30,13 +30,7 @@ from training.stats.numbers import counted, listed
 
 
 def role_page(figure: Figure, sentences: Sequence[str], attention: dict[str, Any]) -> str:
-    """Return a page that needs nothing else: the map of roles, what was found, and the attention of any head.
-
-    Args:
-        figure: The map of roles.
-        sentences: What was found.
-        attention: The attention of the heads, see :func:`attention_of`.
-    """
+    """Return a page that needs nothing else: the map of roles, what was found, and the attention of any head."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=150)
     shown = {"picture": base64.b64encode(picture.getvalue()).decode(), "sentences": sentences, "attention": as_text(attention)}
@@ -44,13 +38,7 @@ def role_page(figure: Figure, sentences: Sequence[str], attention: dict[str, Any
 
 
 def attention_of(table: pd.DataFrame, shown: Sequence[Shown], places: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    """Return weights in whole percent, with names of heads, roles and tokens.
-
-    Args:
-        table: The roles, a row for each head.
-        shown: Sentences with their attention.
-        places: The site's number, and the head's number there, of every head.
-    """
+    """Return weights in whole percent, with names of heads, roles and tokens."""
     rows = list(zip(table["site"], table["head"], table["kind"], table["roles"], places, strict=True))
     specialised = table["specialised"].to_numpy()
     return {

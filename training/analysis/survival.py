@@ -26,10 +26,6 @@ Tables = Mapping[tuple[str, int], Mapping[int, Table]]
 def survival_of_roles(run: str, roles: str) -> AnalysisResult:
     """Compare which of the specialised and of the other heads every method keeps.
 
-    Args:
-        run: The directory of a run or comparison, with its masks.
-        roles: ``roles.csv`` of the same model.
-
     Raises:
         GateError: if one of them is missing, or they are not of the same heads.
     """
@@ -54,11 +50,7 @@ def survival_of_roles(run: str, roles: str) -> AnalysisResult:
 
 
 def read_masks(run: Path) -> Masks:
-    """Read the masks of a run or comparison, for every head. A gate of a group stands for all of its heads.
-
-    Raises:
-        GateError: if there are none.
-    """
+    """Read the masks of a run or comparison, for every head. A gate of a group stands for all of its heads."""
     try:
         entries, sites = read_json(run / "masks.json", list), read_json(run / "sites.json", list)
     except (FileNotFoundError, NotADirectoryError) as error:

@@ -16,11 +16,7 @@ from training.runs.tracking import reachable, run_id, start
 
 
 def tracking_of(run: Path) -> WandbOptions | None:
-    """Return how a run or comparison appears in W&B, in the mode that works now; None if it is not there or switched off.
-
-    Raises:
-        GateError: if the configuration is damaged, or W&B cannot be reached although the run asks for that.
-    """
+    """Return how a run or comparison appears in W&B, in the mode that works now; None if it is not there or switched off."""
     if not (run / "wandb" / "run_id.txt").is_file() or not (run / CONFIG).is_file():
         return None
     try:
@@ -34,13 +30,7 @@ def tracking_of(run: Path) -> WandbOptions | None:
 
 
 def send_pictures(options: WandbOptions, run: Path, pictures: Mapping[str, Path]) -> None:
-    """Send pictures as media ``analysis/NAME`` to the analysed run, which continues under its own id.
-
-    Args:
-        options: The options of :func:`tracking_of`.
-        run: The directory that was analysed.
-        pictures: The PNG files by name.
-    """
+    """Send pictures as media ``analysis/NAME`` to the analysed run, which continues under its own id."""
     known = start(options, run, id=run_id(run), name=options.name or run.name, group=options.group, config={})
     if known is None:
         return

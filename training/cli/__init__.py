@@ -1,1 +1,1 @@
-"""How commands begin and end. Nothing here loads PyTorch: what a command works with is imported once its line is read."""
+"""Command lines, help and exit codes. This package does not load PyTorch; a command imports its work after its line is read."""

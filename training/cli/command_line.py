@@ -236,13 +236,7 @@ def parse(parser: ArgumentParser, arguments: Sequence[str], *, also: Collection[
     """Return the options that the arguments state.
 
     Args:
-        parser: The parser of the command.
-        arguments: The arguments of the command line.
         also: Options that the parser takes although it does not list them.
-
-    Raises:
-        GateError: For an option that does not exist, with the nearest one, for a value that an option does not take, and for a
-            configuration that cannot be read.
     """
     if unreadable := [argument for argument in arguments if not is_text(argument)]:
         raise GateError(f"the command line has {unreadable[0]!r}, which is not UTF-8 text; write or rename it as UTF-8")

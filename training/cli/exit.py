@@ -161,10 +161,10 @@ def _finish(parse: Callable[[], T], work: Callable[[T], object], when_stopped: s
         return 130
     except Exception as error:
         advice = [*getattr(error, "__notes__", []), when_stopped][0]
-        said = about_a_lost_process(error, advice) or about_a_file(error, advice)
-        if said is None:
+        message = about_a_lost_process(error, advice) or about_a_file(error, advice)
+        if message is None:
             raise
-        print(f"error: {said}", file=sys.stderr)
+        print(f"error: {message}", file=sys.stderr)
         return 2
     return 0
 
@@ -256,12 +256,12 @@ def advised(advice: Callable[[], str | None]) -> Iterator[None]:
         with interruptible():
             yield
     except KeyboardInterrupt as stop:
-        said = advice()
-        if said is None:
+        message = advice()
+        if message is None:
             raise
-        raise Stopped(said) from stop
+        raise Stopped(message) from stop
     except Exception as error:
         ended = takes_nothing(error) is not None or about_a_lost_process(error, "") is not None
-        if ended and (said := advice()) is not None:
-            error.add_note(said)
+        if ended and (message := advice()) is not None:
+            error.add_note(message)
         raise

@@ -43,14 +43,7 @@ IN_ORDER_OF_USE: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Option:
-    """An option in the help.
-
-    Args:
-        name: The name without dashes.
-        kind: The form of a value.
-        text: The purpose.
-        default: The default as it is typed; empty if there is none.
-    """
+    """An option in the help."""
 
     name: str
     kind: str
@@ -115,12 +108,8 @@ def help_of_run(
     """Return the help of a command that trains.
 
     Args:
-        usage: The first line.
-        purpose: The purpose in one sentence.
         groups: The groups of options with their prefixes.
-        own: The options of this command alone, by section; they come first.
         hidden: The options that are not shown.
-        everything: Whether every option is shown.
     """
     sections = {title: list(options) for title, options in own.items()}
     if everything:

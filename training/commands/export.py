@@ -71,7 +71,7 @@ from training.tasks.loading import read_config, read_tokenizer
 COMPUTABLE = [name for name, scorer in SCORERS.items() if scorer.ranks and not scorer.is_weighted]
 """The scored methods whose ranking follows from the dense model and training data, with nothing to choose."""
 
-# What a finished run left: its dense model, the gates it learned, and its rankings. Only the run directory is read.
+# A finished run: its dense model, its learned gates, and its rankings. Only the run directory is read.
 
 SCORES = "scores.csv"
 
@@ -81,15 +81,12 @@ class TrainedModel:
     """The dense model and the gates of a finished run.
 
     Args:
-        run: The finished run.
         model: The dense model, with the weights of the checkpoint.
         gates: The gates at the end of the run, not attached.
         gate_config: The config of the gates; ``base_model`` is a hub name, or the last part of a local folder.
-        options: The options of the run.
         method: The method whose heads the run keeps, such as ``learned+refit``.
         learned: The run's own method, which learned the gates.
         checkpoint: The name of the checkpoint, such as ``final``.
-        tokenizer: The tokenizer or image processor; None if the run saved none.
         changed: A few words on changes of the weights since; empty for none.
     """
 
@@ -109,9 +106,6 @@ def load_trained(path: str) -> TrainedModel:
     """Load the dense model and the gates of a finished run, from a run directory or a checkpoint in one.
 
     The gates are those of the end of the run, also with the weights of another checkpoint.
-
-    Raises:
-        GateError: If there is no such run, it has not ended, or a file is damaged.
     """
     is_checkpoint = names_checkpoint(path)
     if is_checkpoint and not Path(path).is_file():
@@ -146,21 +140,17 @@ def load_trained(path: str) -> TrainedModel:
 
 
 def names_checkpoint(path: str) -> bool:
-    """Whether this is a checkpoint's path by its ending; a run's directory may have that too."""
+    """Return whether a path has the ending of a checkpoint and is not a directory."""
     return Path(path).suffix == ".ckpt" and not Path(path).is_dir()
 
 
 def run_of(path: str) -> Path:
-    """The directory of the run that is named, or whose checkpoint is."""
+    """Return the directory of a run, given the directory or a checkpoint in it."""
     return Path(path).resolve().parents[1] if names_checkpoint(path) else Path(path)
 
 
 def options_of(checkpoint: Mapping[str, Any], path: str) -> PrunerOptions:
-    """Return the options that a checkpoint was trained with.
-
-    Raises:
-        GateError: If it does not state them.
-    """
+    """Return the options that a checkpoint was trained with."""
     try:
         settings = dict(checkpoint["hyper_parameters"])
         settings.pop("seed", None)
@@ -187,9 +177,6 @@ def choose_mask(
         budget: The budget, see :class:`gates.gating.budget.Budget`.
         minimum_per_layer: With a budget, the heads that every layer keeps. Default: as in the run.
         compute: A function that computes the ranking ``[gates]`` of a method that the run did not compare.
-
-    Raises:
-        GateError: For an unknown ranking or a budget that the model cannot have.
     """
     run, gates, ranking = trained.run, trained.gates, ranking or trained.method
     known = dict.fromkeys((trained.learned, Method.parse(trained.learned).base), gates.log_alpha.detach())
@@ -218,7 +205,7 @@ def choose_mask(
     if trained.options.prune == 0 and ranking == trained.method and mask_by(torch.zeros(gates.size)).sum() < gates.size:
         raise GateError("this run pruned nothing, so its gates rank no heads; give --ranking, for example obs")
     if ranking in others:
-        mask_by(torch.zeros(gates.size))  # what is impossible is said before anything is scored
+        mask_by(torch.zeros(gates.size))  # refuse an impossible budget before scoring
         return gates.to_heads(mask_by(compute(ranking)))
     return gates.to_heads(mask_by(known[ranking]))
 
@@ -265,11 +252,7 @@ def _dense_model(run: RunDirectory, checkpoint: Mapping[str, Any], path: str) ->
 
 
 def load_with_dense_weights(path: str) -> TrainedModel:
-    """Load a finished run with the weights at the end of fine-tuning.
-
-    Raises:
-        GateError: For a checkpoint with other weights, or no finished run.
-    """
+    """Load a finished run with the weights at the end of fine-tuning."""
     if names_checkpoint(path):
         if Path(path).stem != "dense":
             raise GateError(f"--refit starts from the dense weights of a run, not from those of {path!r}; give its directory")
@@ -279,13 +262,10 @@ def load_with_dense_weights(path: str) -> TrainedModel:
 
 @progress.stage("refitting the dense weights")
 def refitted_to(trained: TrainedModel, mask: Tensor, dense: DenseModel) -> tuple[TrainedModel, Refit, str]:
-    """The same run with the weights behind its heads refitted to a mask, on the run's training data; of several ridges the
-    one that does best on its selection split is taken. Also how it went, and how good the model is on that split, in words.
+    """Return the run with output projections refitted to a mask, the refit, and the selection result in words.
 
-    Args:
-        trained: with the dense weights; they stay as they are.
-        mask: 0/1 per head, ``[heads]``.
-        dense: the same model with the run's data, whose weights are changed and whose gates are detached.
+    Training data give the fits; the selection split chooses among several ridges. The weights of ``dense`` are changed and its
+    gates detached.
     """
     aim = {name: parameter.detach() for name, parameter in trained.model.named_parameters()}
     subject, metric = dense.subject(), dense.pruner.task.main_metric
@@ -365,10 +345,10 @@ def _model_and_mask(line: CommandLine) -> tuple[TrainedModel, Tensor]:
             trained = replace(trained, changed=f"{trained.changed}, with data given at the export ({', '.join(others)})")
         heads, seconds = counted(int(mask.sum()), "head"), f"in {refit.cost.seconds:.0f} s"
         if refit.ridge is None:
-            said = f"weights stay as they were for {heads}: {reached}, {seconds}"
+            text = f"weights stay as they were for {heads}: {reached}, {seconds}"
         else:
-            said = f"refitted to {heads}: {reached}, with ridge {refit.ridge:g}, {seconds}"
-        stdout().print(said, soft_wrap=True, highlight=False)
+            text = f"refitted to {heads}: {reached}, with ridge {refit.ridge:g}, {seconds}"
+        stdout().print(text, soft_wrap=True, highlight=False)
     elif line.rest and not dense.cache_info().currsize:
         raise GateError(f"{line.rest[0]!r} behind -- is for the run's data, which this export does not read; leave it out")
     return trained, mask
@@ -434,17 +414,10 @@ def export(
     """Write one form, and return its measured cost.
 
     Args:
-        trained: The finished run.
-        mask: 0/1 per head, ``[heads]``.
-        format: The form of the export.
         out: The directory to write. Must not exist or be empty.
-        ranking: The ranking of the mask, for the model card. Default: the run's own.
         measure: The batch sizes to measure latency at.
         length: The tokens per example of the check and the measurement.
         pad_heads: Whether heads of zeros make the layers of the stock form equally large.
-
-    Raises:
-        GateError: If the form is not possible, the check fails or the directory is taken; nothing is left then.
     """
     refuse_taken(out)
     if format == "gates":
@@ -515,7 +488,7 @@ def _export_onnx(
 
 
 def _card(trained: TrainedModel, mask: Tensor, ranking: str, cost: Cost | None) -> ModelCard:
-    """States the run's results only for what the run tested: its learned mask, with the weights retrained with it."""
+    """Return the model card, with the run's results only for the heads it kept with the retrained weights."""
     own = load_mask(trained.run.path / "masks" / f"{file_name(trained.method)}.json", trained.gates.sites)
     if trained.checkpoint == "final" and torch.equal(mask, own):
         file = trained.run.path / "metrics.json"
@@ -538,7 +511,7 @@ def _card(trained: TrainedModel, mask: Tensor, ranking: str, cost: Cost | None) 
 
 
 def show(console: Console, trained: TrainedModel, mask: Tensor, format: Format, out: Path, cost: Cost | None) -> None:
-    """What was written, and what it costs."""
+    """Print the export's size and its measured cost."""
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     space = f"{size / 1e6:.2f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
     console.print(f"{format}: {int(mask.sum())} of {len(mask)} heads, {space} in {escape(str(out))}", soft_wrap=True)

@@ -78,15 +78,7 @@ def register() -> None:
 
 
 def heads_by_layer(config: dict[str, Any], layers: int) -> list[tuple[int, int]]:
-    """Return the heads and the key/value heads of each layer of a pruned model.
-
-    Args:
-        config: The config of the export.
-        layers: The number of layers.
-
-    Raises:
-        GateError: If the first layer has no heads.
-    """
+    """Return the heads and the key/value heads of each layer of a pruned model."""
     heads = config["num_attention_heads"]
     kept = {int(re.findall(r"\d+", name)[0]): one for name, one in config.get("pruned_attention", {}).items()}
     whole = {"heads": heads, "kv_heads": config.get("num_key_value_heads") or heads}

@@ -30,7 +30,7 @@ def measure_latency(line: CommandLine) -> None:
 
 
 def show(console: Console, table: LatencyTable) -> None:
-    """Milliseconds of a site by what it has left, a column for all sites that take as long."""
+    """Print the milliseconds of each site by its number of open gates; sites with equal times share a column."""
     by_times: dict[tuple[float, ...], list[str]] = {}
     for site in table.sites:
         by_times.setdefault(tuple(site.milliseconds), []).append(site.label)

@@ -33,11 +33,7 @@ def report_runs(line: CommandLine) -> None:
 
 @contextmanager
 def damaged_runs_refused(runs: Sequence[str]) -> Iterator[None]:
-    """Tables that can be read, each by itself, but not drawn together, as one sentence.
-
-    Raises:
-        GateError: in place of what a drawing meets in rows that no command has written.
-    """
+    """Raise :class:`GateError` in place of the errors of drawing tables that no command has written together."""
     try:
         yield
     except GateError:

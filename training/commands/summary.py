@@ -41,13 +41,6 @@ def check_comparable(paths: Sequence[Path], tables: Sequence[pd.DataFrame]) -> N
     """Check the options of directories that have results in one mean.
 
     Directories without a configuration, and options that only one of two configurations has, are not compared.
-
-    Args:
-        paths: The directories.
-        tables: Their rows, with the columns of :data:`CELL`.
-
-    Raises:
-        GateError: for the first option in which two directories differ.
     """
     known: list[tuple[Path, set[tuple[Any, ...]], dict[str, Any]]] = []
     for path, table in zip(paths, tables, strict=True):
@@ -93,15 +86,7 @@ def split_costs(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def cost_cells(rows: pd.DataFrame, order: list[Any]) -> pd.DataFrame:
-    """Return means over seeds as text, ``[stages and methods, columns]``; without those of retraining if nothing was retrained.
-
-    Args:
-        rows: The rows of a comparison, with the columns of :data:`COST_COLUMNS`.
-        order: Pairs of heads and kinds, in the order of the table.
-
-    Raises:
-        GateError: if no row says what selecting its heads took.
-    """
+    """Return means over seeds as text, ``[stages and methods, columns]``; columns of retraining only if there was any."""
     means = rows.groupby(["stage", "method", "heads", "kinds"])[COST_COLUMNS].mean()
     if means.isna().all(axis=None):
         raise GateError(
@@ -126,11 +111,7 @@ ALONE = {
 
 
 def read_runs(paths: Sequence[Path]) -> pd.DataFrame:
-    """Return the rows of all ``comparison.csv`` files.
-
-    Raises:
-        GateError: for a directory without a finished comparison, and if two have results of the same seed, or of other options.
-    """
+    """Return the rows of all ``comparison.csv`` files."""
     if not paths:
         raise GateError("no directory is given; name some that training.fit or training compare wrote")
     tables = []
@@ -173,9 +154,6 @@ def summarise(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
     """Return mean and standard deviation over seeds as text: a row per stage and method, a column per heads and kinds.
 
     A cell that lacks some seeds, since they ended with other numbers of heads, says how many it has.
-
-    Raises:
-        GateError: for a metric that some row lacks, such as that of another task, or a column that is none.
     """
     names = [str(name) for name in rows if str(name).startswith(("select_", "test_", CACHE)) and rows[name].notna().all()]
     if metric not in names:
@@ -211,11 +189,7 @@ def markdown(table: pd.DataFrame, costs: pd.DataFrame | None = None) -> str:
 
 
 def choose(rows: pd.DataFrame, stage: str | None, methods: Sequence[str] | None) -> pd.DataFrame:
-    """Return the rows of one stage and of some methods, these in the order given.
-
-    Raises:
-        GateError: for one that is not there.
-    """
+    """Return the rows of one stage and of some methods, these in the order given."""
     for column, wanted in (("stage", [stage] if stage else []), ("method", methods or [])):
         for name in wanted:
             if wanted.count(name) > 1:
@@ -253,11 +227,7 @@ def report(options: Namespace) -> str:
 
 
 def read_truth(paths: Sequence[Path], what: str) -> pd.DataFrame:
-    """Return the rows of ``truth.csv``, or of ``interchange.csv`` for facts, in the one directory.
-
-    Raises:
-        GateError: for none or several, or one without known truth.
-    """
+    """Return the rows of ``truth.csv``, or of ``interchange.csv`` for facts, in the one directory."""
     if len(paths) != 1:
         raise GateError(f"--truth is of one comparison, but {len(paths)} directories are given; name one")
     facts = what == "facts"
@@ -271,11 +241,7 @@ def read_truth(paths: Sequence[Path], what: str) -> pd.DataFrame:
 
 
 def read_verdict(path: Path, stage: str | None) -> str:
-    """Return a comparison's ``verdict.md``, of one stage or of all, without its headings of first order.
-
-    Raises:
-        GateError: if there is no verdict, or none of that stage.
-    """
+    """Return a comparison's ``verdict.md``, of one stage or of all, without its headings of first order."""
     try:
         text = read_text(path / "verdict.md")
     except (FileNotFoundError, NotADirectoryError) as error:

@@ -158,27 +158,17 @@ def version() -> str:
 
 
 def run_command(name: str, arguments: Sequence[str] | None = None) -> int:
-    """Run a command; return its exit code: 0, 2 for input that the user can correct, 130 after Ctrl+C.
-
-    Args:
-        name: The name of the command.
-        arguments: The arguments. Default: those of the process.
-    """
+    """Run a command; return its exit code: 0, 2 for input that the user can correct, 130 after Ctrl+C."""
     command = COMMANDS[name]
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if asked := _asked(name, command, given):
-        return finish(lambda: asked, print, when_stopped=NOTHING)
+    if text := _requested_text(name, command, given):
+        return finish(lambda: text, print, when_stopped=NOTHING)
     import_from_here()  # data and scores of the user's own
     return finish(lambda: read(name, given), lambda line: work_on(name, line), when_stopped=command.when_stopped)
 
 
 def work_on(name: str, line: CommandLine) -> object:
-    """Do the work of a command.
-
-    Raises:
-        GateError: If several processes were started for a command of one, its options cannot be used, or no temporary files can
-            be written.
-    """
+    """Do the work of a command."""
     command = COMMANDS[name]
     _check_temporary_files()
     if not command.trains_together:
@@ -205,11 +195,7 @@ def _check_temporary_files() -> None:
 
 
 def read(name: str, given: Sequence[str]) -> CommandLine:
-    """Read the command line of a command.
-
-    Raises:
-        GateError: For a line that it does not take.
-    """
+    """Read the command line of a command."""
     command = COMMANDS[name]
     parser = command.parser()
     own, rest = split_at_dashes(given)
@@ -239,7 +225,7 @@ def _data_options(given: Sequence[str]) -> set[str]:
     return data_options()
 
 
-def _asked(name: str, command: Command, given: Sequence[str]) -> str | None:
+def _requested_text(name: str, command: Command, given: Sequence[str]) -> str | None:
     """Return the text of ``--version`` or of the help of a command that trains; other parsers print their help themselves."""
     before = split_at_dashes(given)[0]
     if "--version" in before:
@@ -252,8 +238,8 @@ def _asked(name: str, command: Command, given: Sequence[str]) -> str | None:
     usage_line = f"usage: python -m training{'.' if name == 'fit' else ' '}{name} [OPTIONS]"
     compared = [option for group in COMPARISON_GROUPS if not group[1] for option in options_of_group(*group)]
     own = {
-        "compare": {"What is compared": [*compared, Option("list_methods", "", LIST_METHODS)]},
-        "latency": {"What is measured": options_of_group(LatencyOptions)},
+        "compare": {"The comparison": [*compared, Option("list_methods", "", LIST_METHODS)]},
+        "latency": {"The measurement": options_of_group(LatencyOptions)},
     }
     return help_of_run(
         usage_line,

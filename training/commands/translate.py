@@ -83,7 +83,7 @@ def translate_files(line: CommandLine) -> None:
 
 
 def system_names(folders: Sequence[str]) -> dict[str, str]:
-    """Folders by the shortest name that tells them apart: the last part (the run's, of its export), or the path as given."""
+    """Return the folders by a unique name: the last part of the path (of the run, for its export), or the given path."""
     paths = [Path(folder).resolve() for folder in folders]
     last = [path.parent.name if path.name == "export" else path.name for path in paths]
     names = dict(zip(last if len(set(last)) == len(last) else folders, folders, strict=True))
@@ -95,15 +95,7 @@ def system_names(folders: Sequence[str]) -> dict[str, str]:
 def load_system(
     folder: str, source_language: str | None = None, target_language: str | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model, in evaluation mode, and the tokenizer of a folder, or of a run's export. No code from it is run.
-
-    Args:
-        folder: of a model with its tokenizer, or a run directory.
-        source_language, target_language: of a multilingual model; None for what the folder states.
-
-    Raises:
-        GateError: if there is none, it is not an encoder-decoder, or its tokenizer does not know a language.
-    """
+    """Load the model, in evaluation mode, and the tokenizer of a folder or of a run's export, without running its code."""
     path = Path(folder)
     if (path / "export").is_dir():
         path = path / "export"
@@ -118,11 +110,7 @@ def load_system(
 
 
 def usable_device(name: str) -> torch.device:
-    """The device that is called so.
-
-    Raises:
-        GateError: if there is none here.
-    """
+    """Return a device by its name."""
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError, ValueError) as error:
@@ -134,11 +122,7 @@ def usable_device(name: str) -> torch.device:
 def fitting_ids(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: Sequence[str], *, prefix: str = ""
 ) -> list[list[int]]:
-    """Token ids of sources.
-
-    Raises:
-        GateError: if one has more tokens than the model has positions, or the tokenizer does not know most of them.
-    """
+    """Return the token ids of sources that fit the model."""
     ids, limit = encode_sources(tokenizer, source, prefix=prefix), positions(model.config, "encoder")
     for text, own in zip(source, ids, strict=True):
         if limit is not None and len(own) > limit:
@@ -159,18 +143,7 @@ def translate(
     batch_size: int,
     prefix: str = "",
 ) -> list[str]:
-    """Translations of sentences, in their order; empty ones stay empty.
-
-    Args:
-        model, tokenizer: as :func:`load_system` gives them.
-        source: one sentence each.
-        decoding: how they are translated.
-        batch_size: sentences per batch.
-        prefix: text before every source.
-
-    Raises:
-        GateError: if a source has more tokens than the model has positions.
-    """
+    """Translate sentences in their order; empty ones stay empty."""
     ids = fitting_ids(model, tokenizer, source, prefix=prefix)
     texts = [""] * len(ids)
     for rows in progress.track(SplitBatches([len(own) for own in ids], batch_size), "translating"):
@@ -184,7 +157,7 @@ def translate(
 def score(
     found: dict[str, list[str]], reference: Sequence[str], *, samples: int, tokenize: BleuTokenizer = "13a"
 ) -> list[dict[str, Any]]:
-    """BLEU and chrF of every system; for two and more, with the paired bootstrap against the first."""
+    """Return BLEU and chrF of every system, and with several systems the paired bootstrap against the first."""
     if len(found) > 1:
         return paired_bootstrap(found, reference, samples=samples, tokenize=tokenize)
     return [
@@ -194,12 +167,11 @@ def score(
 
 
 def _file_of(system: str) -> str:
-    """The name of the file with a system's translations."""
     return f"{system.replace('/', '_')}.txt"
 
 
 def write(folder: Path, found: dict[str, list[str]], rows: list[dict[str, Any]], tokenize: BleuTokenizer) -> None:
-    """``NAME.txt`` for each system, ``scores.csv`` and ``signatures.txt``."""
+    """Write ``NAME.txt`` for each system, ``scores.csv`` and ``signatures.txt``."""
     folder.mkdir(parents=True, exist_ok=True)
     files = {_file_of(name): "".join(f"{text}\n" for text in texts) for name, texts in found.items()}
     if rows:
@@ -211,7 +183,7 @@ def write(folder: Path, found: dict[str, list[str]], rows: list[dict[str, Any]],
 
 
 def show(console: Console, found: dict[str, list[str]], rows: list[dict[str, Any]], tokenize: BleuTokenizer) -> None:
-    """Scores with their signatures, or the translations themselves if there is nothing to score them with."""
+    """Print scores with their signatures, or the translations if there is no reference."""
     if not rows:
         for texts in found.values():
             for text in texts:
@@ -222,7 +194,7 @@ def show(console: Console, found: dict[str, list[str]], rows: list[dict[str, Any
         table.add_row(*("" if v is None else f"{v:.3f}" if isinstance(v, float) else str(v) for v in row.values()))
     console.print(table)
     if len(rows) > 1:
-        said = "p: paired bootstrap over these sentences, for these systems alone; other seeds of theirs may differ."
-        console.print(said, highlight=False, soft_wrap=True)
+        text = "p: paired bootstrap over these sentences, for these systems alone; other seeds of theirs may differ."
+        console.print(text, highlight=False, soft_wrap=True)
     for name, signature in signatures(tokenize).items():
         console.print(f"{name}: {signature}", highlight=False, soft_wrap=True)

@@ -1,8 +1,7 @@
 """The options of commands, grouped by subject: each group is a frozen dataclass that checks itself.
 
 The command line and configurations have the fields of :class:`PrunerOptions` as ``--model.NAME``, those of a kind of data as
-``--data.NAME``, and so on; see the modules. Nothing here loads PyTorch, so that ``--help`` and a misspelt option are answered
-at once.
+``--data.NAME``, and so on. This package does not load PyTorch, so that ``--help`` is fast.
 """
 
 from training.config.comparison import ComparisonOptions, LauncherOptions

@@ -9,32 +9,26 @@ from typing import Any, get_args, get_type_hints
 
 from gates.errors import GateError
 
-LARGEST_WHOLE, LARGEST = 10**15, 1e30
-"""The largest whole number that libraries count right, and the largest other one that 32 bits hold."""
-
 
 def check_values(group: type, values: Mapping[str, Any], prefix: str = "") -> None:
-    """Check what the types of fields do not say.
+    """Check that values are given where needed, finite, not too large, and writable as text.
 
     Args:
         group: The dataclass of the fields.
         values: The fields by name.
         prefix: The text before the names on a command line, such as ``model.``.
-
-    Raises:
-        GateError: For null where a value is needed, a number that is not finite or too large, and a text that no file can hold.
     """
     hints = get_type_hints(group)
     for name, value in values.items():
         hint = hints.get(name, Any)
         if value is None and hint is not Any and NoneType not in get_args(hint):
-            raise GateError(f"--{prefix}{name} is null; expected a value, or leave it out")
+            raise GateError(f"--{prefix}{name} is null; give a value, or remove the option")
         if hint == dict[str, Any] | None:  # fields of a model's config, which has its own rules
             continue
         for part in _parts(value):
             if isinstance(part, str) and not is_text(part):
-                raise GateError(f"--{prefix}{name} is {part!r}, which has characters that are no UTF-8 text; write it without")
-            most = LARGEST_WHOLE if isinstance(part, int) else LARGEST
+                raise GateError(f"--{prefix}{name} is {part!r}, which has characters that are no UTF-8 text; remove them")
+            most = 10**15 if isinstance(part, int) else 1e30  # libraries and 32 bits hold no larger ones exactly
             if isinstance(part, int | float) and not -most <= part <= most:
                 raise GateError(f"--{prefix}{name} is {part}; expected a finite number, at most {most:g}")
 
@@ -50,7 +44,7 @@ def _parts(value: Any) -> Iterator[Any]:
 
 
 def is_text(value: str) -> bool:
-    """Return whether UTF-8 can encode a text and a path may have it."""
+    """Return whether UTF-8 and a path can hold a text."""
     return "\0" not in value and not any("\ud800" <= character <= "\udfff" for character in value)
 
 

@@ -1,4 +1,4 @@
-"""What a comparison is of: methods, budgets, seeds, prices and stages as they stand on the command line."""
+"""Options of a comparison: methods, budgets, seeds, prices and stages, and the launcher of its experiments."""
 
 from __future__ import annotations
 
@@ -19,52 +19,52 @@ from training.config.run import LARGEST_SEED
 from training.config.setup import Setup
 from training.config.yaml_text import load_yaml
 
-# The stages of a comparison: what is done with a mask before the model is judged.
+# The stages of a comparison: the treatment of the model between pruning and evaluation.
 
 POST_HOC, RETRAINED, FROM_SCRATCH = "post hoc", "retrained", "from scratch"
 WITH_MEANS, WITH_CONSTANTS, WITH_UNIFORM = (
     f"{POST_HOC} with {what}" for what in ("means", "optimal constants", "uniform attention")
 )
-"""Closed heads are not zero but have their mean output, or the constants that cost least, or attend uniformly."""
+"""Closed heads output their mean or the optimal constants instead of zero, or attend uniformly."""
 FROM_DENSE = f"{RETRAINED} from dense"
-"""The mask goes onto the dense model and is trained on for the steps of both phases, however many steps found it."""
+"""The dense model is retrained with the mask for the steps of both phases, however many steps found the mask."""
 AT_TOTAL_COST = f"{RETRAINED} at equal total cost"
-"""Trained on for as many passes as finding the mask has left over."""
+"""The model is retrained for the passes that finding the mask has left over."""
 STAGES = (POST_HOC, WITH_MEANS, WITH_CONSTANTS, WITH_UNIFORM, RETRAINED, FROM_DENSE, AT_TOTAL_COST, FROM_SCRATCH)
 
 
 def is_post_hoc(stage: str) -> bool:
-    """Whether the dense model is evaluated as it is, without training on."""
+    """Return whether a stage evaluates the dense model without training."""
     return stage.startswith(POST_HOC)
 
 
 def is_of_dense(stage: str) -> bool:
-    """Whether the mask goes onto the dense model, as it is or to train on, and not onto weights trained with gates."""
+    """Return whether a stage puts the mask onto the dense model, not onto weights that were trained with gates."""
     return is_post_hoc(stage) or stage == FROM_DENSE
 
 
 BY_RELEVANCE = ("relevance", "relevance(rule=gradient-x-input)")
-"""Scored methods that follow a prediction back through the model, see :mod:`gates.relevance`."""
+"""Scored methods that propagate a prediction back through the model, see :mod:`gates.relevance`."""
 Listed = str | int | float | list[Any]
-"""``a,b`` or ``[a, b]`` on a command line."""
+"""The type of ``a,b`` or ``[a, b]`` on a command line."""
 
 
 @dataclass(frozen=True)
 class ComparisonOptions:
-    """What is compared.
+    """The grid of a comparison.
 
     Args:
-        methods: methods, separated by commas; --list_methods shows all.
-        budgets: budgets, separated by commas, each as --model.budget takes it.
-        seeds: of weights, data order and gates, separated by commas.
-        stages: some of post hoc, post hoc with means, post hoc with optimal constants, post hoc with uniform
-            attention, retrained, retrained from dense, retrained at equal total cost, from scratch.
-        prices: prices of open heads for lambda, each trained with; at each budget the best on the selection split is taken
+        methods: The methods, separated by commas; --list_methods shows all.
+        budgets: The budgets, separated by commas, each as for --model.budget.
+        seeds: The seeds of weights, data order and gates, separated by commas.
+        stages: The stages: post hoc, post hoc with means, post hoc with optimal constants, post hoc with uniform attention;
+            retrained, retrained from dense, retrained at equal total cost; from scratch.
+        prices: The prices of open heads (lambda) to train with. At each budget the best on the selection split counts
             (default: --model.price alone).
-        experiments: where finished experiments lie (default: RUN_DIR/experiments).
+        experiments: The directory of finished experiments (default: RUN_DIR/experiments).
 
     Attributes:
-        all_methods, all_budgets, all_seeds, all_stages, all_prices: what the lists hold.
+        all_methods, all_budgets, all_seeds, all_stages, all_prices: The lists, parsed.
     """
 
     methods: Listed = "learned,his,hies,random"
@@ -80,7 +80,7 @@ class ComparisonOptions:
     all_prices: list[PriceOption] = field(init=False, repr=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        # A list in YAML has cut a name at the commas between its parameters.
+        # YAML splits a list at the commas between a method's parameters.
         text = self.methods if isinstance(self.methods, str) else ",".join(map(str, split(self.methods)))
         names = split_methods(text)
         self.all_methods.extend(str(name).strip() for name in names if str(name).strip())
@@ -88,7 +88,7 @@ class ComparisonOptions:
         self.all_stages.extend(parse_stages(split(self.stages)))
         self.all_prices.extend(parse_prices([] if self.prices is None else split(self.prices)))
         if self.prices is not None and not self.all_prices:
-            raise GateError("--prices is empty; give some, for example 0.003,0.01,0.03, or leave it out")
+            raise GateError("--prices is empty; give some, for example 0.003,0.01,0.03, or remove the option")
         if not self.all_methods:
             raise GateError("--methods is empty; give some, for example learned,his; --list_methods shows all")
         self.all_budgets.extend(parse_budget(value) for value in split(self.budgets))
@@ -106,7 +106,7 @@ def split_methods(text: str) -> list[str]:
 
 
 def split(value: Any) -> list[Any]:
-    """``a,b`` or ``[a, b]`` as a list; commas within braces or brackets do not separate."""
+    """Return ``a,b`` or ``[a, b]`` as a list; commas within braces or brackets do not separate."""
     if not isinstance(value, str):
         return list(value) if isinstance(value, (list, tuple)) else [value]
     try:
@@ -156,23 +156,21 @@ def parse_prices(values: list[Any]) -> list[PriceOption]:
     return values
 
 
-# Where the experiments of a comparison are done: in this process, or on a cluster of Ray.
-
 AUTO = "auto"
-"""The address of the cluster that runs on this machine."""
+"""The address of the Ray cluster that runs on this machine."""
 
 
 @dataclass(frozen=True)
 class LauncherOptions:
-    """Where experiments are done.
+    """The launcher of experiments.
 
     Args:
-        launcher: local for one after another in this process, or ray for several at a time on a cluster of Ray.
-        ray_address: HOST:PORT of a cluster that this machine belongs to, or auto for the one that runs on it (default: one of
-            this machine alone, for as long as the command runs).
-        ray_cpus_per_task: processor cores, and threads, of each experiment.
-        ray_gpus_per_task: GPUs of each experiment, such as 1, or 0.5 for two experiments on each (default: 1 where the cluster
-            has any and --trainer.accelerator is not cpu, otherwise none).
+        launcher: The launcher: local for one experiment after another in this process, or ray for several at a time.
+        ray_address: The HOST:PORT of a Ray cluster with this machine, or auto for the one that runs on it. By default the
+            command starts its own cluster on this machine.
+        ray_cpus_per_task: The number of cores and threads per experiment.
+        ray_gpus_per_task: The number of GPUs per experiment, such as 1, or 0.5 for two experiments on each. The default is 1 if
+            the cluster has GPUs and --trainer.accelerator is not cpu, otherwise 0.
     """
 
     launcher: Literal["local", "ray"] = "local"
@@ -192,32 +190,24 @@ class LauncherOptions:
 
     @property
     def host_and_port(self) -> tuple[str, int]:
-        """What the address says.
-
-        Raises:
-            GateError: if that is no host with a port.
-        """
         host, _, port = (self.ray_address or "").rpartition(":")
         if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 2**16:
             raise GateError(
-                f"--ray_address is {self.ray_address!r}; expected HOST:PORT of a cluster that this machine belongs to, such as "
+                f"--ray_address is {self.ray_address!r}; expected HOST:PORT of a cluster with this machine, such as "
                 "10.0.0.1:6379, or auto for the one that runs on it"
             )
         return host.strip("[]"), int(port)
 
 
 def alone(setup: Setup) -> Setup:
-    """The setup for experiments that are each done by one process.
-
-    Raises:
-        GateError: if several processes are asked for.
-    """
+    """Return the setup for experiments with one process each."""
     trainer = setup.trainer
     several = trainer.devices not in ("auto", 1, "1") and not (isinstance(trainer.devices, list) and len(trainer.devices) == 1)
-    for name, asked in (("devices", several), ("num_nodes", trainer.num_nodes > 1), ("strategy", trainer.strategy != "auto")):
-        if asked:
+    given = (("devices", several), ("num_nodes", trainer.num_nodes > 1), ("strategy", trainer.strategy != "auto"))
+    for name, is_given in given:
+        if is_given:
             raise GateError(
-                f"--trainer.{name} is {getattr(trainer, name)}, but with --launcher ray one process does each experiment, and "
-                "several experiments are done at a time; remove one of them"
+                f"--trainer.{name} is {getattr(trainer, name)}, but --launcher ray runs each experiment in one process; remove "
+                "one of these options"
             )
     return replace(setup, trainer=replace(trainer, devices=1))

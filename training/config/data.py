@@ -1,7 +1,7 @@
 """The data of a run: the options ``--data NAME`` and ``--data.OPTION``.
 
-One class for each kind of data has the options of its reader. The readers are in :mod:`training.data`; they are imported when
-the data are opened. Data of your own are a subclass of one of these with a reader of its own.
+Each kind of data is a class with the options of its reader. The readers are in :mod:`training.data`; they are imported when the
+data are opened. For data of your own, write a subclass with your reader.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from training.truth.program import PROGRAMS
 ClassMetric = Literal["accuracy", "f1", "binary_f1", "matthews"]
 RatingMetric = Literal["pearson", "spearman"]
 POSITIVE = "1"
-"""The default of the positive class."""
+"""The default name of the positive class."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class SentenceOptions(DataOptions):
     """Options of sentences, or pairs of sentences.
 
     Args:
-        batch_size: training examples per step and device, and examples per batch when heads are scored.
+        batch_size: The number of training examples per step and device, and of examples per batch for head scores.
     """
 
     batch_size: int = 32
@@ -54,9 +54,9 @@ class ClassificationOptions(SentenceOptions):
     """Options of data with a class for each example.
 
     Args:
-        metric: by which choices are made, and which tables show: ``accuracy``; ``f1``, the mean over classes; ``binary_f1``, of
-            the positive one of two classes; or ``matthews``, the correlation.
-        positive: with ``binary_f1``, the positive class (default: the one called 1).
+        metric: The metric of choices and tables: ``accuracy``, ``f1`` (the mean over classes), ``binary_f1`` (of the positive
+            class) or ``matthews`` (the correlation).
+        positive: The positive class of ``binary_f1`` (default: the class called 1).
     """
 
     metric: ClassMetric = "accuracy"
@@ -65,27 +65,26 @@ class ClassificationOptions(SentenceOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.positive is not None and self.metric != "binary_f1":
-            raise GateError(f"positive is {self.positive!r}, which only --data.metric binary_f1 uses; give both or neither")
+            raise GateError(f"positive is {self.positive!r}, but only --data.metric binary_f1 uses it; give both or neither")
 
 
 @dataclass(frozen=True)
 class SentenceFiles(MoreTests, SentenceOptions):
-    """Sentences or pairs of sentences from local files or a data set of the hub.
+    """Sentences or pairs of sentences from local files or a dataset of the hub.
 
     Args:
-        train_file: training examples: a csv, tsv, jsonl or parquet file; ``.gz`` is unpacked.
-        test_file: the same for the results.
-        select_file: the same for every choice; without it a part of the training examples is set aside.
-        more_tests: further files for results by their names, such as {mismatched: mm.tsv}, whose metrics are added to those of
-            the test file, as test_mismatched_accuracy; with ``dataset``, names of its splits.
-        text_column: column of the sentence (default: the one called sentence or text, or what is left of two columns).
-        label_column: column of the class or number (default: the one called label, or what is left of two columns).
-        pair_column: column of the second sentence, if there is one.
-        columns: names of the columns of a csv or tsv file that has no header line.
-        check_header: whether a first line that looks like a header is refused where ``columns`` are given; false takes it for
-            an example.
-        quoting: whether fields of a csv or tsv file may be in double quotes; by default csv yes, tsv no.
-        tokenizer: hub name or folder; by default the model's.
+        train_file: The file of training examples: csv, tsv, jsonl or parquet, also with ``.gz``.
+        test_file: The file of test examples, for the results.
+        select_file: The file of selection examples, for every choice. Without it, a part of the training examples is set aside.
+        more_tests: Further test files by name, such as {mismatched: mm.tsv}; with ``dataset``, names of its splits. Their
+            metrics are added to the results, as test_mismatched_accuracy.
+        text_column: The column of the sentence (default: the one called sentence or text, or the remaining one of two).
+        label_column: The column of the class or number (default: the one called label, or the remaining one of two).
+        pair_column: The column of the second sentence of pairs.
+        columns: The names of the columns of a csv or tsv file without a header line.
+        check_header: Whether to refuse a first line that looks like a header although ``columns`` are given.
+        quoting: Whether fields of a csv or tsv file may be in double quotes (default: csv yes, tsv no).
+        tokenizer: The hub name or folder of the tokenizer (default: the model's).
     """
 
     metrics: ClassVar[tuple[str, ...]] = (*get_args(ClassMetric), *get_args(RatingMetric))
@@ -101,7 +100,7 @@ class SentenceFiles(MoreTests, SentenceOptions):
 
 @dataclass(frozen=True)
 class Text(SentenceFiles, ClassificationOptions):
-    """Sentences or pairs of sentences with a class, a number or a word, from local files or a data set of the hub.
+    """Sentences or pairs of sentences with a class, a number or a word, from local files or a dataset of the hub.
 
     A training file (``train_file``) without a kind of data implies ``--data Text``.
     """
@@ -111,11 +110,10 @@ class Text(SentenceFiles, ClassificationOptions):
 
 @dataclass(frozen=True)
 class Ratings(SentenceFiles):
-    """Sentences or pairs of sentences with a number to predict, from local files or a data set of the hub.
+    """Sentences or pairs of sentences with a number to predict, from local files or a dataset of the hub.
 
     Args:
-        metric: by which choices are made, and which tables show: ``pearson`` or ``spearman``, the correlation of numbers or of
-            their ranks.
+        metric: The metric of choices and tables: ``pearson`` (of numbers) or ``spearman`` (of their ranks).
     """
 
     reader: ClassVar[str] = "training.data.text:RatingsData"
@@ -128,9 +126,9 @@ class Synthetic(Generated, ClassificationOptions):
     """The embedded examples: a small generated language with questions that need particular heads.
 
     Args:
-        max_distractors: nouns between subject and verb, at most.
-        interchange: in a comparison, whether the heads that carry the facts behind the answers are found on each dense model by
-            interchange interventions, and every mask is measured against them (``interchange.csv``).
+        max_distractors: The largest number of nouns between subject and verb.
+        interchange: Whether a comparison finds the heads that carry the facts behind the answers by interchange interventions
+            on each dense model. Every mask is then measured against them (``interchange.csv``).
     """
 
     reader: ClassVar[str] = "training.data.synthetic:SyntheticData"
@@ -154,9 +152,8 @@ class KnownTruth(Generated, ClassificationOptions):
     """Questions that compiled programs answer, so that the necessary heads are known (see the page Known truth).
 
     Args:
-        program: whose question; the model is compiled from it too. ``all``, in a comparison, is one comparison for each.
-        spare: budgets of a comparison: the numbers of heads above those that the program needs. Budgets above the heads of the
-            model are left out.
+        program: The program that states the question, and from which the model is compiled. A comparison takes ``all``.
+        spare: The budgets of a comparison, as numbers of heads above those that the program needs.
     """
 
     reader: ClassVar[str] = "training.data.known_truth:KnownTruthData"
@@ -187,7 +184,7 @@ class KnownTruth(Generated, ClassificationOptions):
         return [budget for budget in budgets if budget < program.total_heads]
 
 
-# The tasks of GLUE (Wang et al. 2019), each with its columns and the metric that it is known by.
+# The tasks of GLUE (Wang et al. 2019) with their columns and usual metrics.
 
 GlueTask = Literal["cola", "sst2", "mrpc", "qqp", "stsb", "mnli", "qnli", "rte", "wnli"]
 COLUMNS = {
@@ -201,22 +198,22 @@ METRICS: Mapping[str, Mapping[str, str]] = {
     "qqp": {"metric": "binary_f1", "positive": "duplicate"},
     "stsb": {"metric": "pearson"},
 }
-"""Of those that are not known by accuracy."""
+"""The usual metrics other than accuracy."""
 
 
 @dataclass(frozen=True)
 class Glue(SentenceOptions):
-    """A task of the GLUE benchmark. The labels of its test split are hidden, so results are on its validation split, and
-    choices are made on a part of the training examples.
+    """A task of the GLUE benchmark. The labels of its test split are hidden, so the validation split gives the results. A part
+    of the training examples is set aside for choices.
 
     Args:
-        subset: name of the task: ``cola``, ``sst2``, ``mrpc``, ``qqp``, ``stsb``, ``mnli``, ``qnli``, ``rte`` or ``wnli``.
-        metric: by which choices are made (default: the one that the task is known by).
-        mismatched: with ``mnli``, whether results are on texts of other kinds than those trained on; those on the others are
-            added, as test_matched_accuracy or test_mismatched_accuracy.
-        dataset: hub name of GLUE, or a folder that holds it.
-        select_fraction: share of the training examples set aside for selection.
-        tokenizer: hub name or folder; by default the model's.
+        subset: The task: ``cola``, ``sst2``, ``mrpc``, ``qqp``, ``stsb``, ``mnli``, ``qnli``, ``rte`` or ``wnli``.
+        metric: The metric of choices and tables (default: the usual one of the task).
+        mismatched: Whether the main results of ``mnli`` are on the mismatched texts. The other set is added, as
+            test_matched_accuracy or test_mismatched_accuracy.
+        dataset: The hub name or folder of GLUE.
+        select_fraction: The share of the training examples to set aside for selection.
+        tokenizer: The hub name or folder of the tokenizer (default: the model's).
     """
 
     reader: ClassVar[str] = "training.data.text:glue_data"
@@ -234,7 +231,7 @@ class Glue(SentenceOptions):
         if self.subset not in get_args(GlueTask):
             raise GateError(f"subset is {self.subset!r}; expected one of {', '.join(get_args(GlueTask))}")
         if self.mismatched and self.subset != "mnli":
-            raise GateError(f"mismatched is of mnli alone, and subset is {self.subset!r}; leave it out")
+            raise GateError(f"mismatched is for mnli only, but subset is {self.subset!r}; remove the option")
         rates = self.subset == "stsb"
         if self.metric is not None and (self.metric in ("pearson", "spearman")) != rates:
             expected = "pearson or spearman" if rates else "accuracy, f1, binary_f1 or matthews"
@@ -242,7 +239,7 @@ class Glue(SentenceOptions):
 
     @property
     def sentences(self) -> Text | Ratings:
-        """The same as options of sentences with a class, or with a number."""
+        """The task as options of sentences with a class or a number."""
         options: dict[str, Any] = {name: value for name, value in asdict(self).items() if name not in ("metric", "mismatched")}
         options |= zip(("text_column", "pair_column"), COLUMNS[self.subset], strict=False)
         options |= METRICS.get(self.subset, {})
@@ -263,15 +260,15 @@ class Glue(SentenceOptions):
 
 @dataclass(frozen=True)
 class Images(HubSplits, ClassificationOptions):
-    """Images with a class each, from local folders or a data set of the hub.
+    """Images with a class each, from local folders or a dataset of the hub.
 
     Args:
-        train_folder: training images: a folder that has a folder of images for each class.
-        test_folder: the same for the results.
-        select_folder: the same for every choice; without it a part of the training images is set aside.
-        image_column: column of the images in a data set of the hub (default: the one called image or img).
-        label_column: column of the class there (default: the one called label or labels).
-        image_size: side of the images that a new model sees, in pixels (default: 224); a pretrained one knows its own.
+        train_folder: The folder of training images, with a folder for each class.
+        test_folder: The folder of test images, for the results.
+        select_folder: The folder of selection images, for every choice. Without it, a part of the training images is set aside.
+        image_column: The column of the images in a dataset of the hub (default: the one called image or img).
+        label_column: The column of the class in a dataset of the hub (default: the one called label or labels).
+        image_size: The side of the images of a new model, in pixels (default: 224). A pretrained model has its own.
     """
 
     reader: ClassVar[str] = "training.data.images:ImagesData"
@@ -292,7 +289,6 @@ class Images(HubSplits, ClassificationOptions):
 
     @property
     def folders(self) -> dict[str, str]:
-        """The local folders by split."""
         folders = {"train": self.train_folder, "select": self.select_folder, "test": self.test_folder}
         return {name: folder for name, folder in folders.items() if folder is not None}
 
@@ -304,22 +300,23 @@ TagMetric = Literal["token_accuracy", "entity_f1"]
 
 @dataclass(frozen=True)
 class Tags(FilesOrHub, SentenceOptions):
-    """Sentences with a tag for each word (named entities, parts of speech), from local files or a data set of the hub.
+    """Sentences with a tag for each word (named entities, parts of speech), from local files or a dataset of the hub.
 
     Args:
-        train_file: training sentences: CoNLL columns (``.conll``, ``.txt``, ``.tsv``, ``.bio``, ``.iob``), CoNLL-U
-            (``.conllu``), or jsonl or parquet with lists of words and tags; ``.gz`` is unpacked.
-        test_file: the same for the results.
-        select_file: the same for every choice; without it a part of the training sentences is set aside.
-        words_column: column of the words: in CoNLL columns a number from 1 (default 1); elsewhere a name (default: tokens or
-            words; in CoNLL-U the forms).
-        tags_column: column of the tags: in CoNLL columns a number from 1 (default: the last); in CoNLL-U upos (default), xpos
-            or deprel; elsewhere a name (default: the one called tags, ner_tags, upos, pos_tags or labels).
-        metric: by which choices are made, and which tables show: ``token_accuracy``, the share of words whose tag is right; or
-            ``entity_f1``, of whole entities, where tags are BIO or IOBES.
-        skip_long_sentences: whether sentences of more than ``max_length`` tokens are left out of selection and results too;
-            otherwise they are refused there. In training they are always left out.
-        tokenizer: hub name or folder; by default the model's.
+        train_file: The file of training sentences: CoNLL columns (``.conll``, ``.txt``, ``.tsv``, ``.bio``, ``.iob``), CoNLL-U
+            (``.conllu``), or jsonl or parquet with lists of words and tags. It may end in ``.gz``.
+        test_file: The file of test sentences, for the results.
+        select_file: The file of selection sentences, for every choice. Without it, a part of the training sentences is set
+            aside.
+        words_column: The column of the words: a number from 1 in CoNLL columns (default: 1), form in CoNLL-U, else a name
+            (default: tokens or words).
+        tags_column: The column of the tags: a number from 1 in CoNLL columns (default: the last), else a name. Default names
+            are tags, ner_tags, upos, pos_tags and labels; CoNLL-U has upos (default), xpos and deprel.
+        metric: The metric of choices and tables: ``token_accuracy`` (the share of words with the right tag) or ``entity_f1``
+            (of whole entities, for BIO or IOBES tags).
+        skip_long_sentences: Whether to leave sentences of more than ``max_length`` tokens out of selection and test; otherwise
+            they are refused there. Training always leaves them out.
+        tokenizer: The hub name or folder of the tokenizer (default: the model's).
     """
 
     reader: ClassVar[str] = "training.data.tags:TagsData"
@@ -363,7 +360,7 @@ TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model",
     "sentencepiece.model", "source.spm",
 )  # fmt: skip
-"""A folder with a tokenizer has at least one of these files."""
+"""The files of tokenizers; a folder with a tokenizer has at least one."""
 KINDS = {
     kind.__name__: kind
     for kind in (
@@ -380,4 +377,4 @@ KINDS = {
         KnownTruth,
     )
 }
-"""The kinds of data that come with the product, by name."""
+"""The built-in kinds of data by name."""

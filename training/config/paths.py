@@ -26,11 +26,7 @@ class HubName(LocalPath):
 
 
 def local_path(text: str) -> str:
-    """Return a path with the home directory in place of ``~``.
-
-    Raises:
-        GateError: for an address such as ``s3://bucket/run``, and for a ``~`` without a known home directory.
-    """
+    """Return a path with the home directory in place of ``~``."""
     if not isinstance(text, str) or URL.match(text) or (path := os.path.expanduser(text)).startswith("~"):
         raise GateError(f"{text!r} is not on this machine; expected the path of a file or folder here")
     return path

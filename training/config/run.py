@@ -1,4 +1,4 @@
-"""A run as a whole: where it writes, which weights it keeps, what it is compared with at its end. Options without a prefix."""
+"""Options of a run as a whole: output, weights to keep, comparison at the end, latency, W&B and Lightning's trainer."""
 
 from __future__ import annotations
 
@@ -11,22 +11,20 @@ from training.config.paths import LocalPath
 
 Existing = Literal["refuse", "resume", "overwrite"]
 LARGEST_SEED = 2**32 - 1
-"""That every library takes."""
-LONGEST_NAME = 200
-"""Bytes; a folder's name can have 255, and something is added to it."""
+"""The largest seed that every library takes."""
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Where a run writes, and what makes it this run.
+    """Output directory, name and seed of a run.
 
     Args:
-        run_dir: where to write (default: runs/NAME).
-        existing: what to do if --run_dir holds a run.
-        name: of the run; the default directory is runs/NAME.
-        seed: of weights, data order, gates and dropout.
-        ckpt_path: checkpoint to resume from, of this or another run.
-        save_every: optimiser steps between checkpoints.
+        run_dir: The directory to write (default: runs/NAME).
+        existing: The treatment of a run that --run_dir holds.
+        name: The name of the run.
+        seed: The seed of weights, data order, gates and dropout.
+        ckpt_path: The checkpoint to resume from, of this or another run.
+        save_every: The number of optimiser steps between checkpoints.
     """
 
     run_dir: LocalPath | None = None
@@ -43,27 +41,22 @@ class RunOptions:
 
 
 def check_name(name: str, given: str = "--name") -> None:
-    """Raises :class:`GateError` for a name that is no name of one folder, which stays where it is made.
-
-    Args:
-        name: of a run.
-        given: what says it.
-    """
+    """Raise :class:`GateError` for a name that cannot be the name of one folder."""
     clean = is_text(name) and not any(ord(character) < 32 for character in name)
     if not clean or not name.strip() or name in (".", "..") or "/" in name or "\\" in name:
         raise GateError(f"{given} is {name!r}; expected the name of one folder, such as my-run; --run_dir takes a path")
-    if len(name.encode()) > LONGEST_NAME:
-        raise GateError(f"{given} has {len(name.encode())} bytes; expected at most {LONGEST_NAME}")
+    if len(name.encode()) > 200:  # a folder's name can have 255, and suffixes are added to it
+        raise GateError(f"{given} has {len(name.encode())} bytes; expected at most 200")
 
 
 @dataclass(frozen=True)
 class WeightsKept:
-    """Which weights a phase ends with: the last, their average over some checkpoints, or the best.
+    """Weights at the end of a phase: the last, an average of checkpoints, or the best.
 
     Args:
-        average_last: checkpoints averaged at the end of fine-tuning and run.
-        average_every: optimiser steps between them.
-        patience: validations without improvement after which a dense-only run ends.
+        average_last: The number of checkpoints to average at the end of fine-tuning and of the run.
+        average_every: The number of optimiser steps between averaged checkpoints.
+        patience: The number of validations without improvement after which a dense-only run ends.
     """
 
     average_last: int = 1
@@ -73,16 +66,16 @@ class WeightsKept:
     def __post_init__(self) -> None:
         check_range(self, "average_last", "average_every", "patience", least=1, prefix="--")
         if self.patience is not None and self.average_last > 1:
-            raise GateError("--patience keeps the best weights and --average_last the average of the last; give one of them")
+            raise GateError("--patience keeps the best weights, but --average_last an average; give one of them")
 
 
 @dataclass(frozen=True)
 class ScratchTraining:
-    """How new weights are trained with a mask, as a control.
+    """Training of new weights with a mask, as a control.
 
     Args:
-        from_scratch_epochs: length of these trainings (default: the run's).
-        from_scratch_learning_rate: at its peak (default: the run's).
+        from_scratch_epochs: The number of epochs of training from scratch (default: the run's).
+        from_scratch_learning_rate: The peak learning rate of training from scratch (default: the run's).
     """
 
     from_scratch_epochs: float | None = None
@@ -94,14 +87,14 @@ class ScratchTraining:
 
 @dataclass(frozen=True)
 class EndOfRun:
-    """What a run compares its mask with, once it has trained.
+    """Comparison of a run's mask with other methods at its end.
 
     Args:
-        compare: at the end of the run: nothing; every method's mask on the dense model; also trained on with each mask.
-        retrained: with --compare full, methods to train on (default: all).
-        from_scratch: with --compare full, methods whose mask is also trained from new weights, for as many steps as the whole
-            run.
-        curve: budgets of the post hoc curve, as fractions of all heads; with a budget per kind, of each pruned kind.
+        compare: The comparison at the end of the run: none, every method's mask on the dense model (posthoc), or also after
+            retraining (full).
+        retrained: The methods to retrain with --compare full (default: all).
+        from_scratch: The methods whose mask --compare full also trains from scratch, for as many steps as the whole run.
+        curve: The budgets of the post hoc curve, as fractions of all heads, or of each pruned kind.
     """
 
     compare: Literal["none", "posthoc", "full"] = "full"
@@ -115,17 +108,14 @@ class EndOfRun:
                 raise GateError(f"--curve has the budget {fraction}; expected fractions of all heads above 0 and at most 1")
 
 
-# The options of a latency table, in addition to those of its run.
-
-
 @dataclass(frozen=True)
 class LatencyOptions:
-    """What is measured.
+    """The measurement of a latency table.
 
     Args:
-        output: file to write, in JSON.
-        batch_size: examples at a time (default: those of the first batch of the test split).
-        length: tokens of each example (default: those of that batch).
+        output: The JSON file to write.
+        batch_size: The number of examples per batch (default: that of the first test batch).
+        length: The number of tokens per example (default: that of the first test batch).
     """
 
     output: LocalPath = field(default=LocalPath("latency.json"))
@@ -136,19 +126,16 @@ class LatencyOptions:
         check_range(self, "batch_size", "length", least=1, prefix="--")
 
 
-# How runs appear in W&B: the options ``--wandb.NAME``.
-
-
 @dataclass(frozen=True)
 class WandbOptions:
-    """How the run appears in W&B.
+    """The run in W&B.
 
     Args:
-        mode: ``auto`` is online when logged in (or as WANDB_MODE says) and offline otherwise.
-        project: W&B project.
-        name: of the run; by default the run directory's.
-        group: to put runs together.
-        tags: free labels.
+        mode: The mode of W&B; ``auto`` follows WANDB_MODE, or is online when logged in and offline otherwise.
+        project: The W&B project.
+        name: The name of the run in W&B (default: that of the run directory).
+        group: The group of the run in W&B.
+        tags: The tags of the run in W&B.
     """
 
     mode: Literal["auto", "online", "offline", "disabled"] = "auto"
@@ -158,46 +145,38 @@ class WandbOptions:
     tags: list[str] | None = None
 
 
-# Lightning's trainer: the options ``--trainer.NAME`` that a run leaves to its user.
-
-MOST_DEVICES = 4096
-"""Of a machine, and machines: Lightning makes a list of them."""
-
 PRECISIONS = ("32-true", "64-true", "bf16-mixed", "16-mixed", "transformer-engine", "transformer-engine-float16")
-OTHER_NAMES = ("32", "64", "bf16", "16")
-"""Of the first four precisions."""
-
-TRUE_HALF = ("bf16-true", "16-true")
-"""Precisions of Lightning in which everything is rounded, weights and labels and sums of metrics."""
+SHORT_PRECISIONS = ("32", "64", "bf16", "16")
+"""Other names of the first four precisions."""
 SHARDING = ("fsdp", "deepspeed", "model_parallel")
-"""What strategies of Lightning that spread a model over devices begin with."""
+"""The prefixes of Lightning's strategies that shard a model over devices."""
 
 
 @dataclass(frozen=True)
 class TrainerOptions:
-    """Settings of ``pytorch_lightning.Trainer``, under its names. Whatever else it takes the run decides.
+    """Settings of ``pytorch_lightning.Trainer``, under its names. The run decides on its other settings.
 
-    Types are stated in the order in which a value is tried: for numbers of batches 1 is a batch and 1.0 is all of them.
+    The order of types matters: for numbers of batches, 1 is one batch and 1.0 all of them.
 
     Args:
-        accelerator: ``cpu``, ``gpu``, or ``auto`` for a GPU where there is one. Apple's GPUs (``mps``) have no float64, which
-            prices and scores need, so ``auto`` is ``cpu`` there.
-        devices: how many devices, or which ones, such as 2 or [0,3].
-        precision: of arithmetic, such as ``32-true``, ``bf16-mixed`` or ``16-mixed`` (default: 32-true).
-        strategy: how several devices work together, such as ``ddp``.
-        num_nodes: machines that take part, each with this number of devices.
-        accumulate_grad_batches: batches for each optimiser step.
-        gradient_clip_val: largest norm of the model's gradient; null for no limit.
-        gradient_clip_algorithm: ``norm`` (default) or ``value``.
-        limit_train_batches: training batches of an epoch: a count such as 10, or a share such as 0.5 (default: all).
-        limit_val_batches: the same of the selection split.
-        limit_test_batches: the same of the test split.
-        val_check_interval: batches, or share of the run, between validations (default: once per epoch of the data).
-        log_every_n_steps: optimiser steps between two rows of metrics.csv and W&B.
-        enable_progress_bar: whether progress is shown.
-        deterministic: whether operations that are not deterministic are refused (true) or named (``warn``).
-        benchmark: whether cuDNN looks for the fastest algorithms.
-        plugins: names of plugins of Lightning.
+        accelerator: The accelerator: ``cpu``, ``gpu``, or ``auto`` for a GPU if there is one. Apple's GPUs lack the float64
+            that prices and scores need, so ``auto`` is ``cpu`` there.
+        devices: The number of devices or a list of them, such as 2 or [0,3].
+        precision: The precision, such as ``32-true``, ``bf16-mixed`` or ``16-mixed`` (default: 32-true).
+        strategy: The strategy for several devices, such as ``ddp``.
+        num_nodes: The number of machines, each with this number of devices.
+        accumulate_grad_batches: The number of batches per optimiser step.
+        gradient_clip_val: The largest norm of the model's gradient; null for no limit.
+        gradient_clip_algorithm: The kind of clipping: ``norm`` (default) or ``value``.
+        limit_train_batches: The training batches of an epoch: a count such as 10, or a share such as 0.5 (default: all).
+        limit_val_batches: The batches of the selection split, as a count or a share (default: all).
+        limit_test_batches: The batches of the test split, as a count or a share (default: all).
+        val_check_interval: The batches, or the share of the run, between validations (default: once per epoch of the data).
+        log_every_n_steps: The number of optimiser steps between two rows of metrics.csv and W&B.
+        enable_progress_bar: Whether to show progress.
+        deterministic: Whether to refuse nondeterministic operations (true) or to name them (``warn``).
+        benchmark: Whether cuDNN searches for the fastest algorithms.
+        plugins: The names of Lightning plugins.
     """
 
     accelerator: str = "auto"
@@ -221,19 +200,20 @@ class TrainerOptions:
     def __post_init__(self) -> None:
         check_range(self, "num_nodes", "accumulate_grad_batches", "log_every_n_steps", least=1, prefix="--trainer.")
         check_range(self, "gradient_clip_val", least=0, prefix="--trainer.")
-        check_range(self, "num_nodes", *["devices"] * isinstance(self.devices, int), most=MOST_DEVICES, prefix="--trainer.")
+        devices = ["devices"] * isinstance(self.devices, int)
+        check_range(self, "num_nodes", *devices, most=4096, prefix="--trainer.")  # Lightning makes a list of them
         if self.accelerator == "mps":
             raise GateError("--trainer.accelerator is mps, which has no float64 for prices and scores; give cpu")
         if self.strategy.startswith(SHARDING):
             raise GateError(
-                f"--trainer.strategy is {self.strategy}, which spreads a model over devices, but here each holds a "
-                "whole one; use ddp, or gates with a loop of your own (gates.replicate_)"
+                f"--trainer.strategy is {self.strategy}, which shards a model; expected ddp; for sharding, write a training "
+                "loop with gates.replicate_"
             )
-        if str(self.precision) in TRUE_HALF:
+        if str(self.precision) in ("bf16-true", "16-true"):
             raise GateError(
-                f"--trainer.precision is {self.precision}, in which small steps of weights are lost and sums and labels are "
-                "rounded; use bf16-mixed or 16-mixed, or --model.dtype bfloat16 to learn gates alone on fixed weights"
+                f"--trainer.precision is {self.precision}, which rounds weight updates, labels and sums; use bf16-mixed or "
+                "16-mixed, or --model.dtype bfloat16 to learn gates alone on frozen weights"
             )
-        if self.precision is not None and str(self.precision) not in (*PRECISIONS, *OTHER_NAMES):
+        if self.precision is not None and str(self.precision) not in (*PRECISIONS, *SHORT_PRECISIONS):
             raise GateError(f"--trainer.precision is {self.precision!r}; expected one of {', '.join(PRECISIONS)}")
         check_range(self, "limit_train_batches", "val_check_interval", above=0, prefix="--trainer.")

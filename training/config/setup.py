@@ -20,14 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Setup:
-    """All options of a run, checked.
-
-    Args:
-        run, model, weights, scratch, end, wandb, data, trainer: see the classes.
-
-    Raises:
-        GateError: for options that contradict each other.
-    """
+    """All options of a run, checked."""
 
     run: RunOptions
     model: PrunerOptions
@@ -40,16 +33,12 @@ class Setup:
 
     @classmethod
     def of(cls, config: Namespace) -> Setup:
-        """The setup that a configuration describes.
-
-        Raises:
-            GateError: for options that contradict each other, and where nothing says how many heads are to stay.
-        """
+        """Return the setup of a configuration."""
         model = config.model
         if model.budget is None and model.price is None and model.prune > 0:
             raise GateError(
-                "--model.budget is null, so a price decides how many heads stay, but --model.price is not given; give one, "
-                "such as 0.01 for each open head, or a budget such as 18 or 0.25"
+                "--model.budget is null, but --model.price is not given; give a price such as 0.01 for each open head, or a "
+                "budget such as 18 or 0.25"
             )
         return cls(
             run=group_of(RunOptions, config),
@@ -65,23 +54,18 @@ class Setup:
     def __post_init__(self) -> None:
         if self.weights.patience is not None and self.model.prune > 0:
             raise GateError(
-                "--patience ends the training of a dense model alone (--model.prune 0 --model.retrain 0 --model.budget null); "
-                "a run that prunes has a fixed length, so that all methods get equally many steps"
+                "--patience is for a dense model alone (--model.prune 0 --model.retrain 0 --model.budget null); remove it, "
+                "because a run that prunes has a fixed length"
             )
         for name in ("limit_val_batches", "limit_test_batches"):
             if getattr(self.trainer, name) == 0:
-                raise GateError(f"--trainer.{name} is 0, but results are of the selection and the test split; remove it")
+                raise GateError(f"--trainer.{name} is 0, but results need the selection and the test split; remove it")
 
     def with_seed(self, seed: int) -> Setup:
-        """The same with another seed."""
         return replace(self, run=replace(self.run, seed=seed))
 
     def within(self, table: LatencyTable) -> Setup:
-        """The same, in which a budget in time has become a limit by a table of the model's.
-
-        Raises:
-            GateError: for a time that the model cannot have.
-        """
+        """Return the setup with a latency limit by the model's table in place of a budget in time."""
         budget = self.model.budget
         if not isinstance(budget, str):
             return self
@@ -89,39 +73,31 @@ class Setup:
         return replace(self, model=replace(self.model, **limited))
 
     def check_scratch(self) -> None:
-        """Raises :class:`GateError` if nothing says how long new weights are to be trained: a run without fine-tuning is
-        short, because its dense model was trained before."""
+        """Raise :class:`GateError` if the length of training from scratch is unknown.
+
+        A run without fine-tuning is too short for new weights, because its dense model was trained before.
+        """
         if self.model.finetune == 0 and self.scratch.from_scratch_epochs is None:
             raise GateError(
-                "models trained from scratch get as many updates as the run by default, but here the dense model was trained "
-                "before it (finetune is 0); give the epochs of both together, for example --from_scratch_epochs 16"
+                "finetune is 0, so the run is too short to train from scratch; give the epochs of the dense model's training "
+                "and the run together, for example --from_scratch_epochs 16"
             )
 
 
 def group_of(options: type[T], config: Namespace) -> T:
-    """A group whose options stand at the top of a configuration."""
+    """Return a group of options without a prefix."""
     return group_at(options, config, "")
 
 
 def group_at(options: type[T], config: Namespace, prefix: str) -> T:
-    """A group of options.
-
-    Args:
-        options: its class.
-        config: that it is in.
-        prefix: what its options begin with, such as ``model.``.
-
-    Raises:
-        GateError: for a value that it cannot have.
-    """
+    """Return a group of options with a prefix such as ``model.``."""
     values = {one.name: config[f"{prefix}{one.name}"] for one in fields(options) if one.init}  # type: ignore[arg-type]
     check_values(options, values, prefix)
     return options(**values)
 
 
 def data_of(config: Any) -> DataOptions:
-    """The kind of data that a configuration names, with its options; made by hand, since the parser would wrap the errors of
-    the class in its own."""
+    """Return the data options of a configuration. jsonargparse would wrap the errors of the class in its own."""
     module, _, name = config.class_path.rpartition(".")
     kind, values = getattr(importlib.import_module(module), name), config.init_args.as_dict()
     check_values(kind, values, "data.")

@@ -1,4 +1,4 @@
-"""Running text, for language models."""
+"""Options of parallel text and of running text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from training.config.paths import LocalPath
 
 SentenceLoss = Literal["mean", "sum"]
 BleuTokenizer = Literal["13a", "intl", "zh", "char", "ja-mecab", "ko-mecab"]
-"""How BLEU cuts texts into tokens: ``13a`` is for languages with spaces between words."""
+"""The tokenizers of BLEU: ``13a`` is for languages with spaces between words."""
 
 
 @dataclass(frozen=True)
@@ -22,20 +22,20 @@ class TranslationOptions(TrainedTokenizer):
     """Options of all parallel text.
 
     Args:
-        batch_tokens: tokens on the longer side of a training batch, padding included, per step and device.
-        max_ratio: largest ratio of the lengths of a training pair's sides in tokens, at least 1.
-        skip_unfit_pairs: leave selection and test pairs out that are too long or have an empty side, and say how many. Scores
-            are then of the other pairs and not to be compared with those of the whole set.
-        source_prefix: text before every source, such as ``translate English to German: `` for T5.
-        source_language: of multilingual models, its name in the tokenizer, such as ``en_XX``.
-        target_language: the same of the translation.
-        label_smoothing: of the training loss, 0 to below 1.
-        sentence_loss: whether the loss of a sentence is the ``mean`` or the ``sum`` over its tokens when heads are scored.
-        bleu_tokenize: how BLEU finds words; ``zh`` for Chinese, ``ja-mecab`` for Japanese.
-        beams: translations that beam search keeps at a time; 1 for greedy decoding.
-        length_penalty: power of the length by which a beam's score is divided; above 0 it favours longer translations.
-        beam_splits: splits that are also translated with beams (default: test).
-        validate_every: epochs between validations; each translates the selection split.
+        batch_tokens: The number of tokens on the longer side of a training batch, with padding, per step and device.
+        max_ratio: The largest ratio of the lengths of a training pair's sides in tokens. Must be at least 1.
+        skip_unfit_pairs: Whether to leave out selection and test pairs that are too long or have an empty side. Scores are then
+            not comparable with those of the whole set.
+        source_prefix: The text before every source, such as ``translate English to German: `` for T5.
+        source_language: The source language of a multilingual model, such as ``en_XX``.
+        target_language: The target language of a multilingual model, such as ``ro_RO``.
+        label_smoothing: The label smoothing of the training loss. Must be at least 0 and below 1.
+        sentence_loss: Whether head scores use the ``mean`` or the ``sum`` of the losses of a sentence's tokens.
+        bleu_tokenize: The tokenizer of BLEU; ``zh`` for Chinese, ``ja-mecab`` for Japanese.
+        beams: The number of beams of beam search; 1 for greedy decoding.
+        length_penalty: The power of the length by which the score of a beam is divided; above 0 it favours long translations.
+        beam_splits: The splits to translate with beams too (default: test).
+        validate_every: The number of epochs between validations; each translates the selection split.
     """
 
     eval_batch_size: int = 64
@@ -58,7 +58,7 @@ class TranslationOptions(TrainedTokenizer):
         check_range(self, "batch_tokens", "beams", least=1)
         if self.max_length > self.batch_tokens:
             raise GateError(
-                f"max_length is {self.max_length} and batch_tokens {self.batch_tokens}; a batch must hold the longest sentence"
+                f"max_length is {self.max_length}; expected at most batch_tokens ({self.batch_tokens}), which hold one sentence"
             )
         if not self.max_ratio >= 1:
             raise GateError(f"max_ratio is {self.max_ratio}; expected at least 1")
@@ -72,26 +72,24 @@ class TranslationOptions(TrainedTokenizer):
 
 @dataclass(frozen=True)
 class ParallelText(HubSplits, TranslationOptions):
-    """Sentences and their translations, from local files or a data set of the hub.
+    """Sentences and their translations, from local files or a dataset of the hub.
 
     Args:
-        train_source: training sentences: a text file with one on each line; ``.gz`` is unpacked. Implies
-            ``--data ParallelText``.
-        train_target: their translations: line i is the translation of line i.
-        select_source: the same for every choice; without it a part of the training pairs is set aside.
-        select_target: their translations.
-        test_source: the same for the results.
-        test_target: their translations.
-        train_file: instead, a csv, tsv, jsonl or parquet file with a column for each side.
-        select_file: the same for every choice.
-        test_file: the same for the results.
-        columns: names of the columns of a csv or tsv file that has no header line.
-        check_header: whether a first line that looks like a header is refused where ``columns`` are given; false takes it for
-            an example.
-        source_column: column of the sentence; in data sets with one column ``translation``, the language in it.
-        target_column: the same of the translation.
-        skip_empty: leave out training pairs with an empty side, instead of refusing them. ``skip_unfit_pairs`` is the same for
-            pairs of the other splits.
+        train_source: The file of training sentences, one on each line, also with ``.gz``. Implies ``--data ParallelText``.
+        train_target: The file with the translation of line i of ``train_source`` in line i.
+        select_source: The file of selection sentences, for every choice. Without it, a part of the training pairs is set aside.
+        select_target: The file of their translations.
+        test_source: The file of test sentences, for the results.
+        test_target: The file of their translations.
+        train_file: A csv, tsv, jsonl or parquet file with a column for each side, instead of two training files.
+        select_file: The same for the selection pairs.
+        test_file: The same for the test pairs.
+        columns: The names of the columns of a csv or tsv file without a header line.
+        check_header: Whether to refuse a first line that looks like a header although ``columns`` are given.
+        source_column: The column of the sentence, or its language in a column ``translation``.
+        target_column: The column of the translation, or its language in a column ``translation``.
+        skip_empty: Whether to leave out training pairs with an empty side instead of refusing them. For other splits, use
+            ``skip_unfit_pairs``.
     """
 
     reader: ClassVar[str] = "training.data.translation:ParallelTextData"
@@ -118,16 +116,14 @@ class ParallelText(HubSplits, TranslationOptions):
             source, target = getattr(self, f"{name}_source"), getattr(self, f"{name}_target")
             if (source is None) != (target is None):
                 given, lacking = ("source", "target") if target is None else ("target", "source")
-                raise GateError(f"--data.{name}_{given} is given but --data.{name}_{lacking} is not; parallel text needs both")
+                raise GateError(f"--data.{name}_{given} is given without --data.{name}_{lacking}; give both")
             if source is not None and getattr(self, f"{name}_file") is not None:
-                raise GateError(
-                    f"--data.{name}_source and --data.{name}_file are both given; give aligned files or one file with columns"
-                )
+                raise GateError(f"--data.{name}_source and --data.{name}_file are both given; give one of them")
         self.check_source(self.local, named="source")
 
     @property
     def local(self) -> dict[str, tuple[str, ...]]:
-        """The local files by split: two aligned ones, or one with columns."""
+        """The local files by split: two aligned files, or one with columns."""
         found: dict[str, tuple[str, ...]] = {}
         for name in ("train", "select", "test"):
             aligned = (getattr(self, f"{name}_source"), getattr(self, f"{name}_target"))
@@ -142,7 +138,7 @@ class SyntheticTranslation(Generated, TranslationOptions):
     """The embedded language pair: a small generated language and its translation.
 
     Args:
-        max_modifiers: phrases behind the subject and behind the object, at most.
+        max_modifiers: The largest number of phrases after the subject, and after the object.
     """
 
     reader: ClassVar[str] = "training.data.synthetic_text:SyntheticTranslationData"
@@ -163,9 +159,9 @@ class DocumentOptions(TrainedTokenizer):
     """Options of all running text. Documents are cut into blocks of ``max_length`` tokens, and a block is an example.
 
     Args:
-        batch_size: blocks per training step and device, and blocks per batch when heads are scored.
-        packing: whether a block is filled with several documents that do not see each other; false gives every document blocks
-            of its own, filled up with padding.
+        batch_size: The number of blocks per training step and device, and per batch for head scores.
+        packing: Whether several documents, which do not attend to each other, fill a block. Otherwise each document has its
+            own blocks with padding.
     """
 
     max_length: int = 256
@@ -183,24 +179,24 @@ class DocumentOptions(TrainedTokenizer):
 
 @dataclass(frozen=True)
 class Documents(MoreTests, DocumentOptions):
-    """Running text for a language model, from local files or a data set of the hub.
+    """Running text for a language model, from local files or a dataset of the hub.
 
     Args:
-        train_file: training documents: a text file (``.txt``), or a csv, tsv, jsonl or parquet file with a column of documents;
-            ``.gz`` is unpacked.
-        test_file: the same for the results.
-        select_file: the same for every choice; without it a part of the training documents is set aside.
-        more_tests: further files for results by their names, such as {news: news.txt}, whose metrics are added to those of the
-            test file, as test_news_perplexity; with ``dataset``, names of its splits.
-        documents: where a document of a text file ends: at a ``blank_line``, with each ``line``, or with the ``file``.
-        text_column: column of the documents in files and data sets that have columns (default: the one called text, or the only
-            one).
-        streaming: whether documents are read during the run, so that memory does not depend on their number.
-        train_blocks: with streaming, blocks of a pass: what an epoch is.
-        kept_blocks: with streaming, training blocks that are kept in memory for scores and searches.
-        select_blocks: with streaming, blocks of the selection split, at most.
-        test_blocks: with streaming, blocks of the test split, and of each further one, at most.
-        shuffle_buffer: with streaming, documents among which the next one is drawn; 1 leaves them in their order.
+        train_file: The file of training documents: a text file (``.txt``), or a csv, tsv, jsonl or parquet file with a column
+            of documents, also with ``.gz``.
+        test_file: The file of test documents, for the results.
+        select_file: The file of selection documents, for every choice. Without it, a part of the training documents is set
+            aside.
+        more_tests: Further test files by name, such as {news: news.txt}; with ``dataset``, names of its splits. Their metrics
+            are added to the results, as test_news_perplexity.
+        documents: The end of a document in a text file: a ``blank_line``, each ``line``, or the ``file``.
+        text_column: The column of the documents (default: the one called text, or the only one).
+        streaming: Whether to read documents during the run, so that memory does not depend on their number.
+        train_blocks: The number of blocks in an epoch of a stream.
+        kept_blocks: The number of training blocks of a stream to keep in memory for scores and searches.
+        select_blocks: The largest number of blocks of a stream's selection split.
+        test_blocks: The largest number of blocks of a stream's test split, and of each further one.
+        shuffle_buffer: The number of documents of a stream from which the next one is drawn; 1 keeps their order.
     """
 
     reader: ClassVar[str] = "training.data.documents:documents_data"
@@ -222,28 +218,24 @@ class Documents(MoreTests, DocumentOptions):
         if not self.streaming:
             if self.train_blocks is not None:
                 raise GateError(
-                    f"train_blocks is {self.train_blocks}, which is of streams; add --data.streaming true, or leave it out"
+                    f"train_blocks is {self.train_blocks}, but only a stream uses it; add --data.streaming true, or remove it"
                 )
             return
         if self.train_blocks is None:
-            raise GateError(
-                "a stream has no length of its own; say with --data.train_blocks how many blocks an epoch has, such as 10000"
-            )
+            raise GateError("a stream has no length; give the number of blocks in an epoch, such as --data.train_blocks 10000")
         check_range(self, "train_blocks", least=1)
         if self.num_workers:
-            raise GateError(
-                f"num_workers is {self.num_workers}, but blocks of a stream come one behind the other; leave it at 0"
-            )
+            raise GateError(f"num_workers is {self.num_workers}, but a stream is read by one process; expected 0")
         if self.documents == "file":
-            raise GateError("documents is 'file', and a file that is one document cannot be streamed; give line or blank_line")
+            raise GateError("documents is 'file', but a stream needs several documents in a file; give line or blank_line")
 
 
 @dataclass(frozen=True)
 class SyntheticDocuments(Generated, DocumentOptions):
-    """The embedded running text: small stories in a generated language, whose words follow from words far before them.
+    """The embedded running text: small stories in a generated language with dependencies between distant words.
 
     Args:
-        max_distractors: nouns between subject and verb, at most.
+        max_distractors: The largest number of nouns between subject and verb.
     """
 
     reader: ClassVar[str] = "training.data.synthetic_text:SyntheticDocumentsData"

@@ -1,4 +1,4 @@
-"""What the data of every task have in common: three splits, a tokenizer, and loaders that resume."""
+"""Base classes for the data of every task: three splits, a tokenizer, and loaders that resume."""
 
 from __future__ import annotations
 
@@ -27,24 +27,19 @@ from training.tasks.loading import read_tokenizer
 
 # The order of training batches, as a pure function of a seed: resumable, shardable, grouped by length.
 
-POOL = 50
-"""Batches whose examples are sorted by length together: enough to save padding, few enough to stay random."""
-
 
 def grouped_batches(lengths: Sequence[int], batch_size: int, *, seed: int) -> list[list[int]]:
     """Return one epoch of batches of similar length: every example once, the incomplete last batch dropped.
 
     Args:
-        lengths: The length of every example, in tokens.
         batch_size: The examples per batch; if there are fewer examples, one batch holds them all.
-        seed: The seed of the order.
     """
     random = np.random.default_rng(seed)
     order = random.permutation(len(lengths))
     batch_size = min(batch_size, len(order))
     order = order[: len(order) // batch_size * batch_size]
     length = np.asarray(lengths)
-    pool = POOL * batch_size
+    pool = 50 * batch_size  # sorted by length together: enough to save padding, few enough to stay random
     pools = [order[start : start + pool] for start in range(0, len(order), pool)]
     batches = [
         indices.tolist()
@@ -58,12 +53,10 @@ class RunSampler(Sampler[list[int]], ABC):
     """The batches of row numbers of a training run over several epochs, for one of several processes.
 
     Batch i is a function of (seed, i) alone, so a resumed run starts at ``first``. Each process takes every ``world``-th
-    example of the same global batch: two processes see what one with twice the batch size sees.
+    example of the same global batch: two processes see the same examples as one with twice the batch size.
 
     Args:
-        per_epoch: The number of batches in an epoch.
         epochs: The number of passes over the data; fractions are allowed.
-        seed: The seed of the order.
         first: The number of batches to skip, because they were trained on before.
         rank, world: The number of this process and of all processes.
     """
@@ -93,13 +86,7 @@ class RunSampler(Sampler[list[int]], ABC):
 
 
 class RunBatches(RunSampler):
-    """Batches of a fixed number of examples, grouped by length.
-
-    Args:
-        lengths: The length of every example, in tokens.
-        batch_size: The examples per batch and process.
-        place: The arguments of :class:`RunSampler`.
-    """
+    """Batches of a fixed number of examples, grouped by length."""
 
     def __init__(self, lengths: Sequence[int], batch_size: int, *, world: int = 1, **place: Any) -> None:
         self.lengths, self.global_batch = lengths, batch_size * world
@@ -111,11 +98,6 @@ class RunBatches(RunSampler):
 
 class StreamBatches(RunSampler):
     """Batches of consecutive blocks of a stream, by their numbers.
-
-    Args:
-        blocks: The number of blocks in an epoch.
-        batch_size: The blocks per batch and process.
-        place: The arguments of :class:`RunSampler`.
 
     >>> list(StreamBatches(6, 1, epochs=1.5, first=1, rank=1, world=2))
     [[3], [5], [7]]
@@ -142,7 +124,6 @@ class RunTokenBatches(RunSampler):
     Args:
         source, target: The lengths of every pair, in tokens.
         batch_tokens: The tokens per batch and process; a pair that is longer is a batch of its own.
-        place: The arguments of :class:`RunSampler`.
     """
 
     def __init__(
@@ -162,15 +143,11 @@ class RunTokenBatches(RunSampler):
 
 
 def token_cuts(lengths: Sequence[int], budget: int, *, multiple: int = 1) -> list[tuple[int, int]]:
-    """Cut a list of lengths into runs that have at most ``budget`` tokens when they are padded to their longest entry.
+    """Return the start and end of runs of lengths that have at most ``budget`` tokens when padded to their longest entry.
 
     Args:
-        lengths: The lengths, in the order to cut.
         budget: The tokens per run; a run has at least ``multiple`` entries all the same.
         multiple: Every run has a multiple of this many entries. Fewer at the end are left out, unless there would be no run.
-
-    Returns:
-        The start and end of every run.
     """
     cuts: list[tuple[int, int]] = []
     start, longest = 0, 0
@@ -221,19 +198,11 @@ def with_more_tests(found: Iterable[str]) -> list[str]:
 
 
 def set_aside_rows(rows: int, share: float, what: str, source: str = "file") -> tuple[np.ndarray, np.ndarray]:
-    """Choose a share of the training rows at random for selection, rounded up.
+    """Return the numbers of the rows for training and, a share rounded up, for selection, both in random order.
 
     Args:
-        rows: The number of training rows.
-        share: The share to set aside.
         what: The name of the rows in an error, such as ``examples``.
         source: The kind of source in an error, ``file`` or ``folder``.
-
-    Returns:
-        The numbers of the rows for training and for selection, in random order.
-
-    Raises:
-        GateError: If nothing is left to train on.
     """
     order = np.random.default_rng(0).permutation(rows)
     count = int(np.ceil(share * rows))
@@ -245,6 +214,14 @@ def set_aside_rows(rows: int, share: float, what: str, source: str = "file") -> 
     return order[count:], order[:count]
 
 
+def distinct_aside(values: Iterable[str], fraction: float, most: int | None = None) -> set[str]:
+    """Return a random share of the distinct values: at least one, at most ``most``, and never all of them."""
+    distinct = list(dict.fromkeys(values))
+    count = min(len(distinct) - 1, most or len(distinct), max(1, round(fraction * len(distinct))))
+    order = np.random.default_rng(0).permutation(len(distinct))
+    return {distinct[index] for index in order[:count]}
+
+
 def padded(rows: Iterable[Sequence[int]], value: int) -> Tensor:
     """Return rows of numbers as one tensor, padded on the right to the longest."""
     return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)
@@ -253,11 +230,8 @@ def padded(rows: Iterable[Sequence[int]], value: int) -> Tensor:
 class TaskData(pl.LightningDataModule, ABC):
     """Examples of one task.
 
-    The splits are named for what they are used for: ``train`` for weights and scores, ``select`` for every choice,
-    ``test`` for the results. Each has a column ``length``, in tokens, by which batches are grouped.
-
-    Args:
-        options: The options of the data.
+    The split ``train`` is for weights and scores, ``select`` for every choice, ``test`` for the results. Each has a column
+    ``length``, in tokens, by which batches are grouped.
 
     Attributes:
         notices: Sentences for the user once the data are built, such as how many examples were left out.
@@ -272,9 +246,9 @@ class TaskData(pl.LightningDataModule, ABC):
         self.notices: list[str] = []
 
     def order_by(self, seed: int) -> None:
-        """Add the seed of a run to the data's own seed. Call this once, before the first loader is made.
+        """Add a run's seed to that of the data. It orders training batches and chooses the examples on which heads are scored.
 
-        The seed decides on the order of training batches and on the examples on which heads are scored.
+        Call this once, before the first loader is made.
         """
         self.seed += seed
 
@@ -298,9 +272,6 @@ class TaskData(pl.LightningDataModule, ABC):
         Args:
             backbone: The model whose tokenizer to use.
             stated_labels: The class names of a fine-tuned backbone, whose order is then kept.
-
-        Raises:
-            GateError: For a tokenizer or data that cannot be used.
         """
 
     def use_files_of(self, run: Path) -> None:

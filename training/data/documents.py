@@ -1,4 +1,4 @@
-"""Running text from a hub data set, from text files, or from a column of csv, tsv, jsonl or parquet files."""
+"""Running text from a hub dataset, from text files, or from a column of csv, tsv, jsonl or parquet files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import numpy as np
 import torch
 import xxhash
 from datasets import Dataset, Features, IterableDataset, Value
@@ -24,7 +23,7 @@ from gates.export.checkpoint import check_known
 from training.config.data import DocumentOptions, Documents
 from training.config.data_base import MORE
 from training.config.text import DocumentsAre
-from training.data.base import StreamBatches, WithOwnTokenizer, padded, with_more_tests
+from training.data.base import StreamBatches, WithOwnTokenizer, distinct_aside, padded, with_more_tests
 from training.data.files import check_text, check_there, open_text
 from training.data.text import read_file, read_hub
 from training.data.translation import train_subwords
@@ -61,8 +60,6 @@ def packed(documents: Iterable[Sequence[int]], length: int, *, packing: bool = T
 
     Args:
         documents: The ids of each document, from its start token to its end token; at least two.
-        length: The length of a block.
-        packing: Whether a block may hold several documents.
 
     >>> found = packed([[1, 5, 2], [1, 6, 7, 8, 2]], 4)
     >>> [(block.input_ids, block.labels, block.starts) for block in found]
@@ -104,11 +101,7 @@ def positions(starts: Sequence[int], length: int) -> list[int]:
 
 
 def text_column(split: str, columns: Sequence[str], wanted: str | None) -> str:
-    """Return the column of documents in a split: the one that is wanted, the one called text, or the only one.
-
-    Raises:
-        GateError: If there is none.
-    """
+    """Return the column of documents in a split: the wanted one, the one called text, or the only one."""
     if wanted is None:
         wanted = "text" if "text" in columns or len(columns) != 1 else columns[0]
     if wanted not in columns:
@@ -118,11 +111,7 @@ def text_column(split: str, columns: Sequence[str], wanted: str | None) -> str:
 
 
 class TextBlocks(WithOwnTokenizer):
-    """Documents of running text, cut into blocks of ``max_length`` tokens. Subclasses read the documents.
-
-    Args:
-        options: The options of the data.
-    """
+    """Documents of running text, cut into blocks of ``max_length`` tokens. Subclasses read the documents."""
 
     options: DocumentOptions
 
@@ -146,19 +135,14 @@ class TextBlocks(WithOwnTokenizer):
         check_known(self.tokenizer, self.splits["train"]["input_ids"], repr(self.tokenizer.name_or_path))
 
     def load_tokenizer(self, backbone: str | None, texts: Iterable[str]) -> PreTrainedTokenizerBase:
-        """Return the tokenizer that is named, the backbone's, or a new one of the training texts."""
+        """Return the tokenizer of the options, the backbone's, or a new one trained on the training texts."""
         options = self.options
         return self.named_tokenizer(backbone) or train_subwords(
             texts, kind=options.subwords, vocab_size=options.vocab_size, max_length=options.max_length
         )
 
     def rows_of(self, texts: Iterable[str], *, at_once: int) -> Iterator[dict[str, Any]]:
-        """Yield blocks of texts as they come, each with the bytes and words of the text that it stands for.
-
-        Args:
-            texts: The texts of documents; blank ones are left out.
-            at_once: The number of documents that are read and tokenized together.
-        """
+        """Yield blocks of texts, each with the bytes and words of its text; ``at_once`` documents are tokenized together."""
         assert self.tokenizer is not None
         tokenizer, sizes = self.tokenizer, dict[int, tuple[int, int]]()
 
@@ -208,15 +192,15 @@ class TextBlocks(WithOwnTokenizer):
         return StackBlocks(packing=self.options.packing)
 
 
+@dataclass(frozen=True)
 class StackBlocks:
-    """Makes a batch: blocks padded on the right to the longest; labels are -100 there.
+    """Make a batch of blocks, padded on the right to the longest; labels are -100 there.
 
     Args:
-        packing: Whether blocks hold several documents; they have positions that start again with each, and no mask then.
+        packing: Whether blocks hold several documents. Positions then start again with each, in place of a mask.
     """
 
-    def __init__(self, *, packing: bool) -> None:
-        self.packing = packing
+    packing: bool
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
         batch = {
@@ -234,18 +218,14 @@ class StackBlocks:
 
 
 class DocumentsData(TextBlocks):
-    """Documents of the user's own, read whole.
-
-    Args:
-        options: The options of the data.
-    """
+    """Documents of the user's own, read whole."""
 
     options: Documents
 
     def load_documents(self) -> dict[str, list[str]]:
         options = self.options
         if options.dataset is not None:
-            hub = read_hub(options.dataset, options.subset, options.split_names, instead="--data.train_file")
+            hub = read_hub(options, instead="--data.train_file")
             found = {name: self._column(name, split) for name, split in hub.items()}
         else:
             found = {name: self._read_local(name, file) for name, file in options.files.items()}
@@ -268,26 +248,14 @@ class DocumentsData(TextBlocks):
 
 
 def read_documents(file: str, documents: DocumentsAre) -> list[str]:
-    """Read the documents of a text file, ``.gz`` too, without those that are empty.
-
-    Args:
-        file: The path.
-        documents: Where a document ends: at a ``blank_line``, with each ``line``, or with the ``file``.
-
-    Raises:
-        GateError: If it is missing, empty, not UTF-8 or not whole.
-    """
+    """Read the documents of a text file, ``.gz`` too, without empty ones."""
     check_there(file)
     check_text(file)
     return list(stream_documents(file, documents))
 
 
 def stream_documents(file: str, documents: DocumentsAre, longest: int | None = None) -> Iterator[str]:
-    """Yield the documents of a text file one after another; see :func:`read_documents`.
-
-    Raises:
-        GateError: For a document of more than ``longest`` characters.
-    """
+    """Yield the documents of a text file one after another; see :func:`read_documents`."""
     lines: list[str] = []
     size = 0
     with open_text(file) as stream:
@@ -307,39 +275,29 @@ def stream_documents(file: str, documents: DocumentsAre, longest: int | None = N
 
 
 def set_aside(documents: list[str], fraction: float) -> tuple[list[str], list[str]]:
-    """Set documents aside at random, at least one; a text that occurs again is on one side alone.
-
-    Raises:
-        GateError: If there is one document alone.
-    """
-    distinct = list(dict.fromkeys(documents))
-    if len(distinct) < 2:
+    """Set documents aside at random, at least one; copies of a text are all on one side."""
+    if len(set(documents)) < 2:
         raise GateError(
             "the train split has one document, so no part can be set aside; give a --data.select_file, or set "
             "--data.documents to where documents end"
         )
-    order = np.random.default_rng(0).permutation(len(distinct))
-    taken = {distinct[index] for index in order[: min(len(distinct) - 1, max(1, round(fraction * len(distinct))))]}
-    return [text for text in documents if text not in taken], [text for text in distinct if text in taken]
+    taken = distinct_aside(documents, fraction)
+    return [text for text in documents if text not in taken], [text for text in dict.fromkeys(documents) if text in taken]
 
 
-# Texts of documents as a stream, from local files, folders and data sets of the hub: as many in memory as a buffer holds.
+# Documents as a stream, from local files, folders and datasets of the hub. Memory holds one shuffle buffer.
 
 BUILDERS = {".jsonl": "json", ".parquet": "parquet"}
 """Readers of ``datasets`` by the endings of files."""
 LONGEST = 100_000_000
-"""Characters of a document."""
+"""The most characters of a document."""
 
 
 @dataclass(frozen=True)
 class TextStream:
-    """The texts of a split, which can be read any number of times, in as many orders as there are seeds.
+    """The texts of a split, which can be read several times, in an order that the seed decides.
 
-    Args:
-        name: The name of the split.
-        rows: The rows, with a column of texts.
-        column: The name of that column.
-        content: A key that tells the split from another one.
+    ``content`` is a key that tells the split from another one.
     """
 
     name: str
@@ -348,15 +306,7 @@ class TextStream:
     content: str
 
     def texts(self, seed: int | None = None, buffer: int = 1) -> Iterator[str]:
-        """Yield all texts.
-
-        Args:
-            seed: The seed of their order; None for the order that they have.
-            buffer: The number of texts among which the next one is drawn.
-
-        Raises:
-            GateError: If the data turn out to be damaged, or no texts.
-        """
+        """Yield all texts; without a seed, in the order of the file."""
         rows = self.rows if seed is None or buffer == 1 else self.rows.shuffle(seed=seed, buffer_size=buffer)
         for number, row in enumerate(self._read(rows), start=1):
             text = row[self.column]
@@ -370,16 +320,12 @@ class TextStream:
                 yield from found
         except GateError:
             raise
-        except Exception as error:  # of connections, of packed files, of rows that do not fit
+        except Exception as error:  # connections, archives and mixed rows raise many kinds
             raise GateError(f"the {self.name} split cannot be read to its end: {first_line(error)}") from error
 
 
 def open_streams(options: Documents) -> dict[str, TextStream]:
-    """Return the splits that exist, by our names; only their beginnings are read.
-
-    Raises:
-        GateError: For data that are missing, of a form that cannot be streamed, or without a column of texts.
-    """
+    """Return the existing splits by this project's names; only their beginnings are read."""
     if options.dataset is not None:
         return _of_hub(options, options.dataset)
     return {name: _of_file(name, file, options) for name, file in options.files.items()}
@@ -394,7 +340,8 @@ def _of_file(name: str, file: str, options: Documents) -> TextStream:
         return TextStream(name, rows, "text", probed(file))
     if ending not in BUILDERS:
         raise GateError(
-            f"the {name} file {file!r} has the ending {ending!r}; a stream is of .txt or .jsonl, also with .gz, or of .parquet"
+            f"the {name} file {file!r} has the ending {ending!r}; expected .txt, .jsonl (both also with .gz) or .parquet "
+            "for streaming"
         )
     builder = BUILDERS[ending]
     try:
@@ -410,22 +357,22 @@ def _rows_of_text(file: str, documents: DocumentsAre) -> Iterator[dict[str, str]
 
 
 def _of_hub(options: Documents, dataset: str) -> dict[str, TextStream]:
-    """Return splits of a data set of the hub, or of a folder as ``datasets`` reads it."""
+    """Return splits of a dataset of the hub, or of a folder as ``datasets`` reads it."""
     where = f"{dataset!r}" + (f" ({options.subset})" if options.subset else "")
     try:
         builder = datasets.load_dataset_builder(dataset, options.subset)
         found: Any = builder.as_streaming_dataset()
     except Exception as error:  # the hub client raises many kinds of network and lookup errors
         raise GateError(
-            f"cannot stream the data set {where}: it is neither a local folder nor a hub name that can be reached; check the "
-            "name or the network, or give local files with --data.train_file"
+            f"cannot stream the dataset {where}, which is neither a local folder nor a reachable hub name; check the name or "
+            "the network, or give local files with --data.train_file"
         ) from error
     streams = {}
     for name, split in options.split_names.items():
         if split is None:
             continue
         if split not in found:
-            raise GateError(f"the data set {where} has no split {split!r} for {name}; it has {', '.join(found)}")
+            raise GateError(f"the dataset {where} has no split {split!r} for {name}; it has {', '.join(found)}")
         files = (builder.config.data_files or {}).get(split, [builder.hash])
         content = " ".join(probed(file) if os.path.isfile(file) else str(file) for file in files)  # the others name a commit
         streams[name] = TextStream(name, found[split], _column(name, found[split], options), content)
@@ -443,30 +390,23 @@ def _column(name: str, rows: IterableDataset, options: Documents) -> str:
     return text_column(name, columns, options.text_column)
 
 
-# Running text that is read during training, so that memory does not depend on its length.
+# Streaming during training, so that memory does not depend on the length of the text.
 #
-# Documents are packed as they come. A block of the stream is known by its number: it is a function of the data, the seed and
-# the number. A resumed run finds the block that it stopped at by reading up to it.
+# Block i of the stream is a function of the data, the seed and i. A resumed run reads up to the block that it stopped at.
 
 AT_ONCE = 100
-"""Documents that are tokenized together."""
-LIMITS = {"train": "kept_blocks", "select": "select_blocks"}
-"""Options for the number of blocks of a split that are kept; for every test split it is ``test_blocks``."""
+"""The number of documents that are tokenized together."""
 FAR = 1000
-"""Blocks to be read over, from which on progress is shown."""
+"""The number of blocks to skip from which on progress is shown."""
 
 
 def documents_data(options: Documents) -> TextBlocks:
-    """Return the data module of the user's own documents: read whole, or as a stream."""
+    """Return the data module of documents that are read whole or as a stream."""
     return StreamedDocumentsData(options) if options.streaming else DocumentsData(options)
 
 
 class StreamedRows:
-    """Rows of an endless stream by number, cheap where numbers rise.
-
-    Args:
-        begin: A function that gives the rows from the first on.
-    """
+    """Rows of an endless stream by number; reading is cheap while numbers rise. ``begin`` restarts the stream."""
 
     def __init__(self, begin: Callable[[], Iterator[dict[str, Any]]]) -> None:
         self.begin = begin
@@ -474,25 +414,21 @@ class StreamedRows:
         self._next = 0
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        """Return a row; rows before it are read over, from the beginning where the number is lower than the last one."""
+        """Return a row after skipping the rows before it, from the beginning if the number is lower than the last one."""
         if self._rows is None or number < self._next:
             self._rows, self._next = self.begin(), 0
         between = range(self._next, number)
-        for _ in progress.track(between, "reading over what was trained on before") if len(between) >= FAR else between:
+        for _ in progress.track(between, "skipping blocks of earlier training") if len(between) >= FAR else between:
             next(self._rows)
         self._next = number + 1
         return next(self._rows)
 
 
 class StreamedDocumentsData(TextBlocks):
-    """Documents of the user's own, as a stream.
+    """Documents as a stream.
 
-    Training blocks are taken from it as they are needed. The splits by which heads are scored and chosen and on which results
-    are computed are kept in memory: the first blocks of each, as many as the options say. The training split among them is a
-    sample.
-
-    Args:
-        options: The options of the data.
+    Training blocks are read when needed. The first blocks of each split stay in memory for scores, choices and results.
+    The options limit their number.
     """
 
     options: Documents
@@ -513,7 +449,7 @@ class StreamedDocumentsData(TextBlocks):
         seed = options.seed  # splits are the same for all seeds of runs
         self.tokenizer = self.load_tokenizer(backbone, islice(self._texts("train", seed), 10_000))
         for name in with_more_tests(self.streams):
-            limit = LIMITS.get(name, "test_blocks")
+            limit = {"train": "kept_blocks", "select": "select_blocks"}.get(name, "test_blocks")
             rows = self.rows_of(self._texts(name, seed if name == "train" else None), at_once=AT_ONCE)
             self.splits[name] = self.as_split(name, islice(rows, getattr(options, limit)))
             if not len(self.splits[name]):
@@ -526,8 +462,10 @@ class StreamedDocumentsData(TextBlocks):
         check_known(self.tokenizer, self.splits["train"]["input_ids"], repr(self.tokenizer.name_or_path))
 
     def _texts(self, name: str, seed: int | None) -> Iterator[str]:
-        """Yield the texts of a split once. Without a selection split of its own, a hash of each training text decides on its
-        side, so that one that occurs again is on the same."""
+        """Yield the texts of a split once.
+
+        Without a selection split, a hash of each training text decides on its side, so copies of a text stay together.
+        """
         stream = self.streams.get(name) or self.streams["train"]
         texts = stream.texts(seed, self.options.shuffle_buffer)
         if name not in ("train", "select") or "select" in self.streams:

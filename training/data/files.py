@@ -24,7 +24,7 @@ FORMATS = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".jsonl": "json", ".parq
 TEXT_COLUMNS, LABEL_COLUMNS = ("sentence", "text"), ("label", "labels", "class")
 """The usual names of the columns of sentence and class."""
 LONGEST = 1_000_000
-"""Bytes of a line and characters of a text, which a tokenizer takes a second for; models read some thousands."""
+"""The most bytes of a line and characters of a text: a tokenizer takes a second for them, and models read some thousands."""
 QUOTED = re.compile(r'[^"]*(?:""[^"]*)*("?)')
 """The text behind an opening quotation mark, and the closing one if it is there."""
 
@@ -36,12 +36,8 @@ def read_table(
 
     Args:
         file: A ``.csv``, ``.tsv``, ``.txt`` (read as tsv), ``.jsonl`` or ``.parquet`` file, each also with ``.gz``.
-        columns: The names of the columns when there is no header line.
-        quoting: Whether csv fields may be quoted; by default yes for csv and no for tsv.
-        checked: Whether a first line that looks like a header is refused where the columns are named.
-
-    Raises:
-        GateError: If the file is missing, empty, of unknown format, not UTF-8, or not what its ending says.
+        quoting: Whether csv fields may be quoted. Default: yes for csv and no for tsv.
+        checked: Whether to refuse a first line that looks like a header although ``columns`` are given.
     """
     path = Path(file)
     check_there(file)
@@ -62,7 +58,7 @@ def read_table(
             table = _read_columns(path, columns, quoting)
         _check_cells(table, path)
         pyarrow.Table.from_pandas(table, preserve_index=False)  # raises for values of several kinds in a column
-    except (GateError, PermissionError):  # which say what is wrong
+    except (GateError, PermissionError):
         raise
     except Exception as error:  # pandas and arrow raise many kinds for damaged files
         raise GateError(f"the data file {file!r} cannot be read as {kind}: {str(error).strip().splitlines()[0]}") from error
@@ -72,11 +68,11 @@ def read_table(
 
 
 def check_there(file: str, split: str = "data") -> None:
-    """Raise :class:`GateError` for a file that does not exist, and for a pipe, which can be read but once."""
+    """Raise :class:`GateError` for a file that does not exist, and for a pipe, which cannot be read twice."""
     if not os.path.exists(file):
         raise GateError(f"the {split} file {file!r} does not exist; check the path")
     if not os.path.isfile(file):
-        raise GateError(f"the {split} file {file!r} is no regular file, and it is read more than once; make a file of it")
+        raise GateError(f"the {split} file {file!r} is not a regular file but is read more than once; save it as a file")
 
 
 def _read_columns(path: Path, columns: list[str] | None, quoting: bool | None) -> pd.DataFrame:
@@ -95,8 +91,8 @@ def _read_columns(path: Path, columns: list[str] | None, quoting: bool | None) -
             encoding="utf-8",
         )
     width = len(table.columns)
-    may_be_short = width > 1 and bool((table.iloc[:, -1] == "").any())  # pandas fills short rows up
-    if not may_be_short and not caught:  # and warns of rows whose ends it has cut
+    may_be_short = width > 1 and bool((table.iloc[:, -1] == "").any())  # pandas fills short rows up and warns of long ones
+    if not may_be_short and not caught:
         return table
     for line, row in _rows(path, separator, quotes):
         if len(row) < width and width > 1 and "".join(row).strip():
@@ -112,10 +108,7 @@ def _read_columns(path: Path, columns: list[str] | None, quoting: bool | None) -
 def choose_columns(split: str, columns: list[str], options: SentenceFiles) -> dict[str, str]:
     """Return the file's names of the columns ``text``, ``label`` and, if there is one, ``pair``.
 
-    Where the options name no column, it is the one with a usual name, or the remaining one of two columns.
-
-    Raises:
-        GateError: For a column that is not there, or if it is not sure which one is meant.
+    Without an option, the column is the one with a usual name, or the remaining one of two columns.
     """
     wanted = {"text": options.text_column, "label": options.label_column, "pair": options.pair_column}
     found = {name: column for name, column in wanted.items() if column is not None}
@@ -150,22 +143,11 @@ def choose_columns(split: str, columns: list[str], options: SentenceFiles) -> di
     return found
 
 
-# Header lines of files whose columns were named by hand, as those of a file without one are: such a line would become an
-# example, and its last word a class.
+# Header lines of files whose columns were given by hand. Such a line would become an example, and its last word a class.
 
 
 def check_label_headers(tables: Mapping[str, pd.DataFrame], labels: Mapping[str, str], files: Mapping[str, str]) -> None:
-    """Check by its class whether the first row of any split is a header.
-
-    Args:
-        tables: The tables of the splits, whose columns were named by hand.
-        labels: The column of the class in each table.
-        files: The files that the tables were read from.
-
-    Raises:
-        GateError: If the first class of a file is the only one that occurs once, or two files begin with the same row and its
-            class occurs nowhere else.
-    """
+    """Check by its class whether the first row of any split is a header."""
     first_rows, times = {}, {}
     for split, table in tables.items():
         classes = table[labels[split]]
@@ -181,14 +163,16 @@ def check_label_headers(tables: Mapping[str, pd.DataFrame], labels: Mapping[str,
 def _has_header(path: Path, table: pd.DataFrame) -> str:
     return (
         f"the first line of {str(path)!r} looks like a header ({', '.join(map(repr, table.iloc[0]))}), but --data.columns "
-        "names the columns of a file without one; leave out --data.columns (--data.columns null where a configuration has it), "
-        "take the line out of the file, or give --data.check_header false if it is an example"
+        "is for files without one; remove the option (--data.columns null overrides a configuration), remove the line, or "
+        "give --data.check_header false if the line is an example"
     )
 
 
 def _begins_with_header(table: pd.DataFrame, columns: list[str]) -> bool:
-    """Return whether the first row has a given or usual name of a column, a word in a column of numbers, or a value that no
-    other row has in a column of few values."""
+    """Return whether the first row looks like a header.
+
+    It has a given or usual name of a column, a word above numbers, or a unique value in a column of few values.
+    """
 
     def name(value: object) -> str:
         return str(value).strip().strip("\"'").lower()
@@ -196,7 +180,7 @@ def _begins_with_header(table: pd.DataFrame, columns: list[str]) -> bool:
     for column, given in zip(table, columns, strict=False):
         first, others = table[column].iloc[0], table[column].iloc[1:]
         if name(first) in {given.lower(), *TEXT_COLUMNS, *LABEL_COLUMNS} and name(first) not in set(map(name, others)):
-            return True  # elsewhere it is a class or a text
+            return True  # a value that occurs again is a class or a text
         if len(others) and not _are_numbers(table[column].iloc[:1]) and _are_numbers(others[:20]) and _are_numbers(others):
             return True
         if len(table) >= 20 and _is_alone_first(table[column]) and table[column].nunique() <= len(table) / 5:
@@ -214,13 +198,11 @@ def _are_numbers(values: pd.Series) -> bool:
     return bool(pd.to_numeric(values, errors="coerce").notna().all())
 
 
-# What is refused line by line.
-
-
+# Checks that read line by line.
 def refuse_blank_lines(file: str) -> None:
-    """Raise :class:`GateError` for a csv or tsv file with blank lines between its rows, which :func:`read_table` passes over.
+    """Raise :class:`GateError` for a csv or tsv file with blank lines between its rows, which :func:`read_table` skips.
 
-    In parallel text they may stand for a sentence that got lost. At the end they do no harm; other kinds of files have none.
+    In parallel text a blank line may stand for a lost sentence. Blank lines at the end do no harm.
     """
     path = Path(file)
     if FORMATS.get(_ending(path).lower()) != "csv":
@@ -236,12 +218,8 @@ def refuse_blank_lines(file: str) -> None:
 def refuse_broken_quotes(file: str, quoting: bool | None) -> None:
     """Raise :class:`GateError` for a tsv file that is written as quoted csv and has a line break in quotes.
 
-    Without quoting, each half of such a text can be a whole row. A file is written so if every quotation mark in it encloses a
-    field or is doubled in one; texts with quotation marks of their own are not.
-
-    Args:
-        file: A data file of any kind.
-        quoting: Whether the file is read with quoting. A value that is not None is taken as it is.
+    Without quoting, each half of such a text can be a whole row. A file counts as quoted csv if every quotation mark in it
+    encloses a field or is doubled inside one. ``quoting`` states how the file is read; only None is checked.
     """
     path = Path(file)
     opened: int | None = None
@@ -263,8 +241,8 @@ def refuse_broken_quotes(file: str, quoting: bool | None) -> None:
                 opened = opened or line
     if broken and not opened:
         raise GateError(
-            f"line {broken} of {file!r} begins a field in quotation marks, which ends in a later line; set "
-            "--data.quoting true, or false if every line is an example"
+            f"line {broken} of {file!r} begins a quoted field that ends in a later line; set --data.quoting true, or false if "
+            "every line is an example"
         )
 
 
@@ -297,14 +275,7 @@ def _rows(path: Path, separator: str, quotes: Literal[0, 3]) -> Iterator[tuple[i
 
 
 def check_text(file: str) -> None:
-    """Check that a file is not empty, and that its lines are UTF-8 text of a length that a text can have.
-
-    Args:
-        file: A text file, also with ``.gz``.
-
-    Raises:
-        GateError: If it is not so, with the line.
-    """
+    """Check that a file, ``.gz`` too, is not empty and that its lines are UTF-8 text of at most ``LONGEST`` bytes."""
     name, number, empty = f"the data file {file!r}", 0, True
     try:
         with (gzip.open if file.endswith(".gz") else open)(file, "rb") as stream:
@@ -331,22 +302,16 @@ def _check_line(line: bytes, name: str, number: int) -> None:
 
 
 def _check_cells(table: pd.DataFrame, path: Path) -> None:
-    """Refuse a text that is too long, as one is behind a quotation mark that nothing closes, and columns that mix true and
-    false with numbers, which would become one value."""
+    """Refuse texts that are too long, and columns that mix booleans with other values.
+
+    An unclosed quotation mark makes a long text. pandas would make one value of ``true`` and 1.
+    """
     for name in table:
         if table[name].dtype == object and bool in (kinds := set(map(type, table[name].dropna()))) and len(kinds) > 1:
-            raise GateError(f"{str(name)!r} of {str(path)!r} has true or false and other values; write all of one kind")
+            raise GateError(f"{str(name)!r} of {str(path)!r} mixes true or false with other values; write one kind")
         if pd.api.types.is_string_dtype(table[name]) and (lengths := table[name].str.len()).max() > LONGEST:
             row = int(lengths.argmax())
             raise GateError(
-                f"{str(name)!r} of example {row + 1} of {str(path)!r} has {int(lengths[row]):,} characters; expected a text. "
-                "See that its quotation marks are closed, or set --data.quoting false"
+                f"{str(name)!r} of example {row + 1} of {str(path)!r} has {int(lengths[row]):,} characters; expected at most "
+                f"{LONGEST:,}; close its quotation marks, or set --data.quoting false"
             )
-
-
-def no_padding(tokenizer: str) -> str:
-    """Return the error for a tokenizer that cannot fill up batches."""
-    return (
-        f"the tokenizer of {tokenizer!r} has no padding token, nor an end or unknown token to take for it; give another with "
-        "--data.tokenizer, or set pad_token in its tokenizer_config.json"
-    )

@@ -1,4 +1,4 @@
-"""Folders with a folder of images for each class. Nothing here loads PyTorch, so a wrong folder is refused at once."""
+"""Folders with a folder of images for each class. This module does not load PyTorch, so a wrong folder is refused at once."""
 
 from __future__ import annotations
 
@@ -15,35 +15,26 @@ from training.data.labels import in_order
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 UNBOUNDED = {"I": "whole numbers of 32 bits", "F": "decimal numbers"}
-"""Pillow's modes whose values have no largest one."""
+"""Pillow's modes without a largest value."""
 
 
 class Folder(NamedTuple):
-    """The images of a folder.
-
-    Args:
-        files: The paths, in order.
-        classes: The class of each image, which is the name of its folder.
-        others: The number of files in folders of classes that are no images by their endings.
-    """
+    """The images of a folder."""
 
     files: list[str]
     classes: list[str]
     others: int
+    """The number of files without the ending of an image."""
 
 
 def read_folder(folder: str, split: str) -> Folder:
-    """Return the images in a folder's folders, whose names are the classes; hidden files are passed over.
-
-    Raises:
-        GateError: If it is missing, has no folders, or one of them has no image.
-    """
+    """Return the images in a folder's folders, whose names are the classes; skip hidden files."""
     if not Path(folder).is_dir():
         raise GateError(f"the {split} folder {folder!r} does not exist; check the path")
     found = Folder([], [], 0)
     classes = sorted(path for path in Path(folder).iterdir() if path.is_dir() and not path.name.startswith("."))
     if not classes:
-        raise GateError(f"the {split} folder {folder!r} has no folders in it; expected one for each class, with its images")
+        raise GateError(f"the {split} folder {folder!r} has no folders; expected one for each class, with its images")
     others = 0
     for own in classes:
         files = [path for path in sorted(own.rglob("*")) if path.is_file() and not path.name.startswith(".")]
@@ -57,33 +48,18 @@ def read_folder(folder: str, split: str) -> Folder:
 
 
 def check_image_classes(classes: Mapping[str, list[str]]) -> list[str]:
-    """Return the classes of the training images, in order.
-
-    Args:
-        classes: The classes of the images of each split, with ``train`` among them.
-
-    Raises:
-        GateError: For one class alone, and a class of another split that is not among them.
-    """
+    """Return the classes of the training images, in order."""
     known = in_order(classes["train"])
     if len(known) < 2:
         raise GateError(f"all training images have the class {known[0]!r}; expected at least two classes")
     for split, own in classes.items():
         if unknown := sorted(set(own) - set(known)):
-            raise GateError(f"the {split} images have the class {unknown[0]!r}, which the training images have not; correct it")
+            raise GateError(f"the {split} images have the class {unknown[0]!r}, but no training image has it; correct it")
     return known
 
 
 def open_image(content: bytes, name: str) -> Image.Image:
-    """Return an image in red, green and blue of 8 bits each, turned as its camera says. Of 16 bits the upper 8 are taken.
-
-    Args:
-        content: The content of the file.
-        name: The name of the image in an error.
-
-    Raises:
-        GateError: If it is no image, not whole, or of numbers whose largest value is not known.
-    """
+    """Return an image in 8-bit RGB, rotated as its camera states. Of 16 bits, the upper 8 are used."""
     try:
         with Image.open(BytesIO(content)) as image:
             mode = image.mode
@@ -93,8 +69,7 @@ def open_image(content: bytes, name: str) -> Image.Image:
                     turned = Image.fromarray((np.asarray(turned) >> 8).astype(np.uint8))
                 return turned.convert("RGB")
     except Exception as error:  # damaged files raise errors of many kinds
-        raise GateError(f"the image {name} cannot be read ({first_line(error)}); replace it or take it away") from error
+        raise GateError(f"the image {name} cannot be read ({first_line(error)}); replace or remove it") from error
     raise GateError(
-        f"the image {name} holds {UNBOUNDED[mode]}, whose black and white are not known; save it with 8 or 16 bits for "
-        "each colour"
+        f"the image {name} holds {UNBOUNDED[mode]}, whose black and white are unknown; save it with 8 or 16 bits per colour"
     )

@@ -1,8 +1,9 @@
-"""Images with a class each, from local folders or a hub data set."""
+"""Images with a class each, from local folders or a hub dataset."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +24,15 @@ from training.tasks import ImageClassification
 from training.tasks.classification import read_image_processor
 from training.tasks.loading import check_class
 
-USUAL = {"image": ("image", "img"), "label": ("label", "labels")}
-"""Usual names of columns."""
+USUAL_COLUMNS = {"image": ("image", "img"), "label": ("label", "labels")}
 
 
 class ImagesData(TaskData):
-    """Images with a class each. They are read when a batch is made, and all of them once before, so that a damaged one is
-    refused at once.
-
-    Args:
-        options: The options of the data.
+    """Images with a class each. Batches read them; ``build`` reads each of them once, to refuse a damaged one at once.
 
     Attributes:
         labels: The names of the classes, in their order.
-        images: The processor that makes a model's input of an image.
+        images: The processor that turns an image into the model's input.
     """
 
     options: Images
@@ -58,17 +54,16 @@ class ImagesData(TaskData):
             return
         side = self.options.image_size
         if backbone is not None and side is not None:
-            raise GateError(f"image_size is {side}, but a pretrained model knows the size of its images; leave it out")
+            raise GateError(f"image_size is {side}, but a pretrained model has its own size of images; remove the option")
         if backbone is None:
             side = side or 224
             self.images = ViTImageProcessor(size={"height": side, "width": side})
         else:
             self.images = read_image_processor(backbone)
-        options = self.options
-        if options.dataset is None:
+        if self.options.dataset is None:
             found = self._read_folders()
         else:
-            hub = read_hub(options.dataset, options.subset, options.split_names, instead="--data.train_folder")
+            hub = read_hub(self.options, instead="--data.train_folder")
             found = {name: self._columns_of(name, split) for name, split in hub.items()}
         classes = check_image_classes({name: split["class"][:] for name, split in found.items()})
         numbers, self.labels = ordered_classes(classes, stated_labels, self.options)
@@ -79,22 +74,21 @@ class ImagesData(TaskData):
         for name, folder in self.options.folders.items():
             files, classes, others = read_folder(folder, name)
             if others:
-                self.notices.append(f"{others} files in the {name} folder are no images by their endings, and left out")
+                self.notices.append(f"{others} files in the {name} folder are left out: their endings are not those of images")
             held = [{"path": file, "bytes": None} for file in files]
             features = datasets.Features({"image": datasets.Image(decode=False), "class": datasets.Value("string")})
             found[name] = Dataset.from_dict({"image": held, "class": classes}, features=features)
         return found
 
     def _columns_of(self, name: str, split: Dataset) -> Dataset:
-        """Return the images as they are stored, and the names of their classes."""
+        """Return the columns of stored images and of class names."""
         chosen = {}
         for role, given in (("image", self.options.image_column), ("label", self.options.label_column)):
-            fitting = [column for column in split.column_names if column == given or (given is None and column in USUAL[role])]
+            usual = USUAL_COLUMNS[role] if given is None else (given,)
+            fitting = [column for column in split.column_names if column in usual]
             if len(fitting) != 1:
                 columns = ", ".join(map(repr, split.column_names))
-                raise GateError(
-                    f"it is not clear which column of the {name} split ({columns}) is the {role}; give --data.{role}_column"
-                )
+                raise GateError(f"no one column of the {name} split ({columns}) is the {role}; give --data.{role}_column")
             chosen[role] = fitting[0]
         if not isinstance(split.features[chosen["image"]], datasets.Image):
             raise GateError(f"{chosen['image']!r} of the {name} split holds no images; give --data.image_column")
@@ -122,7 +116,7 @@ class ImagesData(TaskData):
         return ImageClassification(self.labels, self.options.metric)
 
     def fingerprint(self) -> str:
-        """Return a hash of the contents of all images with their classes, the processor, and the order of batches."""
+        """Return a hash of all images, their classes, the processor, and the order of batches."""
         assert self.images is not None
         content: list[Any] = [self.order, self.labels, self.options.metric, self.images.to_dict()]
         content += [[split["digest"][:], split["labels"][:]] for split in (self.splits[name] for name in SPLITS)]
@@ -133,15 +127,11 @@ class ImagesData(TaskData):
         return StackImages(self.images)
 
 
+@dataclass(frozen=True)
 class StackImages:
-    """Makes a batch of images and the numbers of their classes.
+    """Make a batch of images and the numbers of their classes."""
 
-    Args:
-        processor: The image processor of the model.
-    """
-
-    def __init__(self, processor: BaseImageProcessor) -> None:
-        self.processor = processor
+    processor: BaseImageProcessor
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
         images = [open_image(_content(row["image"]), repr(row["image"]["path"])) for row in rows]
@@ -150,17 +140,17 @@ class StackImages:
 
 
 def _content(stored: dict[str, Any]) -> bytes:
-    """Return the file of an image that `datasets` stores by its bytes or its path."""
+    """Return the file of an image that ``datasets`` stores by its bytes or its path."""
     return bytes(Path(stored["path"]).read_bytes() if stored["bytes"] is None else stored["bytes"])
 
 
 def _checked(name: str, split: Dataset, numbers: dict[str, float]) -> Dataset:
-    """Return a split with the number of each class, after every image was seen to be one."""
+    """Return a split with the number of each class, after opening every image."""
     digests = []
     for row in range(split.num_rows):
         stored = split[row]["image"]
         if stored is None:
-            raise GateError(f"example {row + 1} of the {name} split has no image; take it away")
+            raise GateError(f"example {row + 1} of the {name} split has no image; remove it")
         content = _content(stored)
         open_image(content, repr(stored["path"]) if stored["path"] else f"{row + 1} of the {name} split")
         digests.append(xxhash.xxh3_64(content).hexdigest())

@@ -17,7 +17,7 @@ from training.truth.program import PROGRAMS, Program
 
 
 def generate(program: Program, rows: int, *, seed: int) -> Dataset:
-    """Generate strings with answers, as many yes as no, in columns ``text`` (letters with spaces between) and ``label``."""
+    """Generate strings with answers, half of them yes, in columns ``text`` (letters between spaces) and ``label``."""
     chance = random.Random(seed)
     texts = [program.draw(chance, bool(row % 2)) for row in range(rows)]
     labels = ["yes" if program.answer(text) else "no" for text in texts]
@@ -30,11 +30,7 @@ def build_tokenizer(program: Program) -> PreTrainedTokenizerBase:
 
 
 class KnownTruthData(ClassificationData):
-    """The strings of one program.
-
-    Args:
-        options: The options of the data.
-    """
+    """The strings of one program."""
 
     options: KnownTruth
 
@@ -42,7 +38,7 @@ class KnownTruthData(ClassificationData):
         super().__init__(options)
         if options.parts:
             raise GateError(
-                "--data.program is all, but a run has one model; name one of the programs "
+                "--data.program is all, but a run has one model; give one of the programs "
                 f"({', '.join(PROGRAMS)}), or use the command compare"
             )
         self.program = PROGRAMS[options.program]

@@ -1,4 +1,4 @@
-"""The embedded data set: a small generated language whose questions need particular attention heads.
+"""The embedded dataset: a small generated language whose questions need particular attention heads.
 
 Every example is a question word and a sentence such as::
 
@@ -6,8 +6,7 @@ Every example is a question word and a sentence such as::
 
 and is answered yes or no:
 
-* ``agree?``: does the verb agree in number with the subject, whatever the nouns between them? (needs a head from
-  the verb to its subject)
+* ``agree?``: does the verb agree in number with the subject? (needs a head from the verb to its subject, across nouns)
 * ``order?``: is the word right before ``indeed`` plural? (needs a head to the previous word)
 * ``rare?``: does the sentence name a herb rather than a metal? (needs a head to the one rare word)
 
@@ -33,12 +32,7 @@ from training.data.text import ClassificationData
 
 
 def word_tokenizer(words: Sequence[str], *, max_length: int) -> PreTrainedTokenizerBase:
-    """Return a tokenizer with one token per word of a generated language, ``[CLS] words [SEP]``.
-
-    Args:
-        words: The words of the language, each once.
-        max_length: The length of a text in tokens.
-    """
+    """Return a tokenizer with one token per word of a generated language, ``[CLS] words [SEP]``."""
     specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
     vocabulary = {word: index for index, word in enumerate([*specials, *words])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
@@ -62,8 +56,6 @@ METALS = ("iron", "copper", "zinc", "tin", "nickel", "cobalt", "silver", "lead",
 QUESTIONS = ("agree?", "order?", "rare?")
 MARKER = "indeed"
 LABELS = ("no", "yes")
-FRESH = 2**20
-"""Beyond all seeds of the splits."""
 
 
 def plural(noun: str) -> str:
@@ -99,16 +91,10 @@ class _Sentence:
 
 
 def generate(rows: int, *, seed: int, max_distractors: int = 3) -> Dataset:
-    """Generate questions, sentences, answers and gold dependency heads.
+    """Generate examples; the three questions are equally frequent.
 
-    Args:
-        rows: The number of examples; the three questions are equally frequent.
-        seed: The seed of all random choices.
-        max_distractors: The most nouns between subject and verb.
-
-    Returns:
-        A data set with columns ``text``, ``label`` (``yes`` or ``no``), ``question`` and ``heads`` (for each word
-        the index of its dependency head, -1 for the root and the question word).
+    Columns: ``text``, ``label`` (``yes`` or ``no``), ``question``, and ``heads``: for each word the index of its dependency
+    head, -1 for the root and the question word.
     """
     random = np.random.default_rng(seed)
     questions = random.permutation([QUESTIONS[row % len(QUESTIONS)] for row in range(rows)])
@@ -116,15 +102,9 @@ def generate(rows: int, *, seed: int, max_distractors: int = 3) -> Dataset:
 
 
 def counterpart(words: Sequence[str], question: str, heads: Sequence[int]) -> list[str]:
-    """Return the same sentence with one other word in the same place, so that the answer is the opposite.
+    """Return the example with one other word, so that the answer is the opposite.
 
-    The question depends on that word: the subject in the other number, the word before ``indeed`` in the other number, or a
-    metal for a herb and a herb for a metal.
-
-    Args:
-        words: The words of the whole example, with the question.
-        question: One of :data:`QUESTIONS`.
-        heads: The index of each word's dependency head, -1 for the root and the question.
+    That word is the subject or the word before ``indeed`` in the other number, or a metal for a herb or a herb for a metal.
     """
     place, other = _place_of_fact(words, question, heads), OTHER_NUMBER | OTHER_KIND
     return [*words[:place], other[words[place]], *words[place + 1 :]]
@@ -193,22 +173,13 @@ def build_tokenizer() -> PreTrainedTokenizerBase:
 
 
 def generated(options: Any, make: Callable[..., Any], **more: Any) -> dict[str, Any]:
-    """Return the splits that options of generated data describe, each made from a seed of its own.
-
-    Args:
-        options: Options with ``rows`` and ``text_seed``.
-        make: A function of the number of rows, ``seed`` and ``more``.
-    """
+    """Return the splits that options of generated data describe; ``make`` gets the number of rows and a seed for each."""
     splits = enumerate(options.rows.items())
     return {split: make(rows, seed=3 * options.text_seed + offset, **more) for offset, (split, rows) in splits}
 
 
 class SyntheticData(ClassificationData):
-    """The embedded offline data set.
-
-    Args:
-        options: The options of the data.
-    """
+    """The embedded offline dataset."""
 
     options: Synthetic
 
@@ -219,15 +190,12 @@ class SyntheticData(ClassificationData):
         return generated(self.options, generate, max_distractors=self.options.max_distractors)
 
     def counterparts(self, rows: int) -> Iterator[tuple[str, dict[str, Tensor], dict[str, Tensor]]]:
-        """Yield examples that are in no split with their counterparts, in batches of one question and one length.
+        """Yield the question, examples outside all splits, and their counterparts (:func:`counterpart`).
 
-        Args:
-            rows: The number of examples of all questions together.
-
-        Returns:
-            Batches: the question, the examples with their labels, and the counterparts with theirs, see :func:`counterpart`.
+        A batch has one question and one length; both parts have labels.
         """
-        generated = generate(rows, seed=FRESH + self.options.text_seed, max_distractors=self.options.max_distractors)
+        seed = 2**20 + self.options.text_seed  # beyond the seeds of the splits
+        generated = generate(rows, seed=seed, max_distractors=self.options.max_distractors)
 
         def kind(row: dict[str, Any]) -> tuple[int, int]:
             return QUESTIONS.index(row["question"]), len(row["heads"])

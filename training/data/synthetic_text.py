@@ -1,4 +1,4 @@
-"""The embedded running text: small stories in a generated language, whose words follow from words far before them.
+"""The embedded running text: small stories in a generated language with dependencies between distant words.
 
 A document is about a few people, such as::
 
@@ -7,10 +7,9 @@ A document is about a few people, such as::
 
 Most words are random, but some follow from earlier words, so a language model needs heads that find these:
 
-* *recall*: a name has another surname in every story, and the same one throughout it (the word behind an earlier mention of
-  the name: induction);
-* *agreement*: the verb takes the number of the subject, whatever nouns are between them;
-* *pronouns*: ``he`` or ``she`` by the name that the sentence begins with.
+* *recall*: a name has one surname in a story, and another in the next (induction: the word after an earlier mention);
+* *agreement*: the verb takes the number of the subject, across the nouns between them;
+* *pronouns*: ``he`` or ``she``, by the name at the beginning of the sentence.
 """
 
 from __future__ import annotations
@@ -36,15 +35,14 @@ from training.data.translation import Pairs, TranslationData, of_words
 # The translation is a function of the source, so a perfect translator reaches 100 BLEU. It needs
 #
 # * *reordering*: the target has its verb at the end and its adverb at the beginning, adjectives and articles follow nouns;
-# * *agreement*: articles and adjectives take the gender and the number of their noun, the verb those of the subject, across
-#   the object and its phrases;
-# * a *lexicon*: names are translated one by one, and most of them are rare.
+# * *agreement*: articles and adjectives take the gender and number of their noun, the verb those of the distant subject;
+# * a *lexicon*: each name has its own translation, and most names are rare.
 
 BEGINNINGS, ENDS = ("Za", "Ki", "Mo", "Te", "Lu", "Ba", "Re", "No"), ("mora", "rin", "vel", "dash", "tok")
 NAMES = tuple(f"{beginning}{end}" for beginning, end in product(BEGINNINGS, ENDS))
 GENDERS = 3
 ENDINGS = tuple(product(range(GENDERS), (False, True)))
-"""Gender and number; the ending of what agrees is its place here."""
+"""Gender and number of a noun; :data:`SUFFIXES` are in this order."""
 ARTICLE = "the"
 
 
@@ -74,13 +72,7 @@ class _Phrase:
 
 
 def generate_pairs(rows: int, *, seed: int, max_modifiers: int = 1) -> Pairs:
-    """Generate sentences and their translations.
-
-    Args:
-        rows: The number of pairs.
-        seed: The seed of all random choices.
-        max_modifiers: The most phrases after the subject and after the object.
-    """
+    """Generate sentences with up to ``max_modifiers`` phrases after subject and object, and their translations."""
     random = np.random.default_rng(seed)
     pairs = [_pair(random, max_modifiers) for _ in range(rows)]
     return Pairs([source for source, _ in pairs], [target for _, target in pairs])
@@ -139,11 +131,7 @@ def build_pair_tokenizer() -> PreTrainedTokenizerBase:
 
 
 class SyntheticTranslationData(TranslationData):
-    """The embedded offline language pair.
-
-    Args:
-        options: The options of the data.
-    """
+    """The embedded offline language pair."""
 
     options: SyntheticTranslation
 
@@ -162,13 +150,7 @@ PRONOUN = {name: PRONOUNS[index % 2] for index, name in enumerate(FIRST_NAMES)}
 
 
 def generate_documents(rows: int, *, seed: int, max_distractors: int = 2) -> list[str]:
-    """Generate stories as texts with spaces between all words.
-
-    Args:
-        rows: The number of stories.
-        seed: The seed of all random choices.
-        max_distractors: The most nouns between subject and verb.
-    """
+    """Generate stories as texts with spaces between all words; ``max_distractors`` is the most nouns before a verb."""
     random = np.random.default_rng(seed)
     return [" ".join(_document(random, max_distractors)) for _ in range(rows)]
 
@@ -219,11 +201,7 @@ def build_document_tokenizer() -> PreTrainedTokenizerBase:
 
 
 class SyntheticDocumentsData(TextBlocks):
-    """The embedded offline text.
-
-    Args:
-        options: The options of the data.
-    """
+    """The embedded offline text."""
 
     options: SyntheticDocuments
 

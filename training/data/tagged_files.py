@@ -1,5 +1,7 @@
-"""Words with tags from CoNLL columns, CoNLL-U, jsonl and parquet files, gzip included. Nothing here loads PyTorch, so a
-wrong file is refused at once."""
+"""Words with tags from CoNLL columns, CoNLL-U, jsonl and parquet files, gzip included.
+
+This module does not load PyTorch, so a wrong file is refused at once.
+"""
 
 from __future__ import annotations
 
@@ -15,32 +17,21 @@ from training.data.files import check_text, check_there, open_text, read_table
 
 COLUMN_FILES = (".conll", ".txt", ".tsv", ".bio", ".iob", ".iob2")
 LIST_FILES = (".jsonl", ".parquet")
-CONLLU_COLUMNS = 10
 TAGS_OF_CONLLU = {"upos": 3, "xpos": 4, "deprel": 7}
 """Columns of CoNLL-U with tags, from 0."""
 WORD_COLUMNS = ("tokens", "words")
 TAG_COLUMNS = ("tags", "ner_tags", "upos", "pos_tags", "labels")
-DOCUMENT = "-DOCSTART-"
-"""The word in place of a sentence where a document of CoNLL-2003 begins."""
 
 
 class Tagged(NamedTuple):
-    """A sentence: its words with their tags."""
+    """A sentence: words with their tags."""
 
     words: list[str]
     tags: list[str]
 
 
 def read_tagged(file: str, options: Tags) -> list[Tagged]:
-    """Read the sentences of a local file, by its ending.
-
-    Args:
-        file: The path; see :class:`training.config.data.Tags`.
-        options: The options of the data, which say which columns are meant.
-
-    Raises:
-        GateError: For a file that is missing, empty, not UTF-8 or not what its ending says, with the line.
-    """
+    """Read the sentences of a local file in the format of its ending."""
     check_there(file)
     ending = Path(file.removesuffix(".gz")).suffix.lower()
     if ending in LIST_FILES:
@@ -60,11 +51,7 @@ def read_tagged(file: str, options: Tags) -> list[Tagged]:
 
 
 def choose_lists(where: str, columns: Sequence[str], options: Tags) -> tuple[str, str]:
-    """Return the names of the columns of words and of tags.
-
-    Raises:
-        GateError: For a column that is not there, or if it is not sure which one is meant.
-    """
+    """Return the names of the columns of words and of tags."""
     wanted = {"words": (options.words_column, WORD_COLUMNS), "tags": (options.tags_column, TAG_COLUMNS)}
     found = []
     for role, (name, usual) in wanted.items():
@@ -79,11 +66,7 @@ def choose_lists(where: str, columns: Sequence[str], options: Tags) -> tuple[str
 
 
 def tagged_lists(words: Sequence[Any], tags: Sequence[Any], where: str) -> list[Tagged]:
-    """Return sentences from lists of words and of tags.
-
-    Raises:
-        GateError: For a list that is no list of texts, is empty, or has another length than its words.
-    """
+    """Return sentences from lists of words and of tags."""
     found = []
     for row, (own, theirs) in enumerate(zip(words, tags, strict=True), 1):
         place = f"example {row} of {where}"
@@ -120,20 +103,18 @@ def sentence_blocks(lines: Iterable[str]) -> Iterator[Block]:
 
 
 def conllu_fields(line: str, where: str) -> list[str]:
-    """Return the ten columns of a line of CoNLL-U.
-
-    Raises:
-        GateError: If it has another number of columns.
-    """
+    """Return the ten columns of a line of CoNLL-U."""
     fields = line.split("\t")
-    if len(fields) != CONLLU_COLUMNS:
-        raise GateError(f"{where} has {len(fields)} columns; expected the {CONLLU_COLUMNS} of CoNLL-U, with tabs between them")
+    if len(fields) != 10:
+        raise GateError(f"{where} has {len(fields)} columns; expected the 10 of CoNLL-U, with tabs between them")
     return fields
 
 
 def _columns(file: str, blocks: list[Block], options: Tags) -> Iterator[Tagged]:
-    """Yield the sentences of CoNLL columns, between tabs, or between spaces in lines without any. A line that begins with ``#``
-    and does not have the columns of the others is a comment."""
+    """Yield the sentences of CoNLL columns, separated by tabs, or by spaces in lines without tabs.
+
+    A line that begins with ``#`` and has another number of columns is a comment.
+    """
     width = next((len(_fields(line)) for block in blocks for _, line in block if not line.startswith("#")), 0)
     words, tags = _places(file, width, options)
     for block in blocks:
@@ -144,12 +125,12 @@ def _columns(file: str, blocks: list[Block], options: Tags) -> Iterator[Tagged]:
                 continue
             if len(fields) != width:
                 raise GateError(
-                    f"line {number} of {file!r} has {len(fields)} columns and the file {width}; expected equally many in every "
-                    "line, and a blank line between sentences"
+                    f"line {number} of {file!r} has {len(fields)} columns; expected {width} as in the first line, and a blank "
+                    "line between sentences"
                 )
             own.words.append(fields[words])
             own.tags.append(_named(fields[tags], number, file))
-        if own.words and own.words[0] != DOCUMENT:
+        if own.words and own.words[0] != "-DOCSTART-":  # where a document of CoNLL-2003 begins
             yield own
 
 
@@ -165,7 +146,7 @@ def _places(file: str, width: int, options: Tags) -> tuple[int, int]:
     for role, given, usual in (("words", options.words_column, 1), ("tags", options.tags_column, width)):
         if given is not None and not (given.isdecimal() and 1 <= int(given) <= width):
             raise GateError(
-                f"{role}_column is {given!r}, and {file!r} has {width} columns; expected a number from 1 to {width}"
+                f"{role}_column is {given!r}, but {file!r} has {width} columns; expected a number from 1 to {width}"
             )
         found.append(int(given or usual) - 1)
     if found[0] == found[1]:
@@ -174,11 +155,11 @@ def _places(file: str, width: int, options: Tags) -> tuple[int, int]:
 
 
 def _conllu(file: str, blocks: list[Block], options: Tags) -> Iterator[Tagged]:
-    """Yield the syntactic words of CoNLL-U; tokens of several words and empty nodes are passed over."""
+    """Yield the syntactic words of CoNLL-U; skip tokens of several words and empty nodes."""
     wanted = options.tags_column or "upos"
     if wanted not in TAGS_OF_CONLLU or options.words_column not in (None, "form"):
         given = f"tags_column is {wanted!r}" if wanted not in TAGS_OF_CONLLU else f"words_column is {options.words_column!r}"
-        raise GateError(f"{given}, and {file!r} is CoNLL-U; expected tags {', '.join(TAGS_OF_CONLLU)}, and words form")
+        raise GateError(f"{given}, but {file!r} is CoNLL-U; expected tags {', '.join(TAGS_OF_CONLLU)}, and words form")
     for block in blocks:
         own = Tagged([], [])
         for number, line in block:
@@ -198,15 +179,7 @@ def _named(tag: str, number: int, file: str) -> str:
 
 
 def check_tags(sentences: Mapping[str, Sequence[Tagged]], stated: Sequence[str] | None = None) -> list[str]:
-    """Return the tags of the training split, in the order of a fine-tuned model that states all of them; otherwise sorted.
-
-    Args:
-        sentences: The sentences of each split, with ``train`` among them.
-        stated: The tags of a fine-tuned model, which may be more.
-
-    Raises:
-        GateError: For one tag alone, a tag with a space in it, and a tag of another split that is not among them.
-    """
+    """Return the tags of a fine-tuned model if they include all tags of the training split; otherwise these, sorted."""
     own = sorted({tag for sentence in sentences["train"] for tag in sentence.tags})
     if spaced := next((tag for tag in own if len(tag.split()) > 1), None):
         raise GateError(f"the train split has the tag {spaced!r}; expected tags without spaces")
@@ -218,7 +191,7 @@ def check_tags(sentences: Mapping[str, Sequence[Tagged]], stated: Sequence[str] 
                 place = next(place for place, tag in enumerate(sentence.tags) if tag not in own)
                 more = f" and {len(own) - 12} more" if len(own) > 12 else ""
                 raise GateError(
-                    f"the {name} split has the tag {sentence.tags[place]!r} (sentence {row}, word {place + 1}), which is not "
-                    f"among the tags of the training split ({', '.join(own[:12])}{more}); correct the file or the column"
+                    f"the {name} split has the tag {sentence.tags[place]!r} (sentence {row}, word {place + 1}); expected a tag "
+                    f"of the training split ({', '.join(own[:12])}{more}); correct the file or the column"
                 )
     return list(stated) if stated is not None and set(own) <= set(stated) else own

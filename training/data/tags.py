@@ -1,4 +1,4 @@
-"""Sentences with a tag for each word, from a hub data set or from local files."""
+"""Sentences with a tag for each word, from a hub dataset or from local files."""
 
 from __future__ import annotations
 
@@ -28,12 +28,7 @@ from training.tasks.token_classification import Scheme, scheme_of, stray_tag
 
 @dataclass(frozen=True)
 class Pieces:
-    """A sentence as the model reads it.
-
-    Args:
-        ids: The tokens, special ones included.
-        words: The word of each token, by number; -1 for special tokens.
-    """
+    """The tokens of a sentence with special ones, and the word of each token, by number; -1 for special tokens."""
 
     ids: list[int]
     words: list[int]
@@ -42,21 +37,13 @@ class Pieces:
 def encode_words(
     tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Sequence[str]], limit: int | None
 ) -> list[Pieces | None]:
-    """Return the pieces of every sentence; None for a sentence that is longer than the model takes, or has no piece.
+    """Return the pieces of every sentence; None for a sentence of more than ``limit`` tokens, or without a piece.
 
-    A tokenizer that tells words apart by the space before them gets it before every word but the first.
-
-    Args:
-        tokenizer: A fast tokenizer, which alone says which pieces belong to a word.
-        sentences: The words of each sentence.
-        limit: The most tokens that the model takes; None for any number.
-
-    Raises:
-        GateError: For a slow tokenizer.
+    A tokenizer that marks the space before a word gets a space before every word but the first.
     """
     if not tokenizer.is_fast:
         raise GateError(
-            f"{type(tokenizer).__name__} is a slow tokenizer, which does not say which pieces make a word; give a model with a "
+            f"{type(tokenizer).__name__} is a slow tokenizer, which does not map pieces to words; give a model with a "
             "tokenizer.json"
         )
     alone, spaced = (
@@ -75,15 +62,10 @@ def encode_words(
 
 
 class TagsData(TaskData):
-    """Sentences with a tag for each word. The tag of a word is the label of its first piece; its other pieces and the special
-    tokens have none.
-
-    Args:
-        options: The options of the data.
-
+    """Sentences with a tag for each word, the label of its first piece. Other pieces and special tokens have no label.
     Attributes:
         labels: The tags, in their order.
-        scheme: How the tags mark entities; None where they do not.
+        scheme: The scheme by which the tags mark entities; None if they do not.
     """
 
     options: Tags
@@ -111,8 +93,7 @@ class TagsData(TaskData):
         if options.dataset is None:
             found = {name: read_tagged(file, options) for name, file in options.files.items()}
         else:
-            hub = read_hub(options.dataset, options.subset, options.split_names, instead="--data.train_file")
-            found = {name: self._of_hub(name, split) for name, split in hub.items()}
+            found = {name: self._of_hub(name, split) for name, split in read_hub(options, instead="--data.train_file").items()}
         if "select" not in found:
             halves = set_aside_rows(len(found["train"]), options.select_fraction, "sentences")
             found["train"], found["select"] = ([found["train"][row] for row in rows] for rows in halves)
@@ -133,16 +114,12 @@ class TagsData(TaskData):
         return found
 
     def _find_scheme(self, sentences: dict[str, list[Tagged]]) -> Scheme | None:
-        """Return how the tags mark entities, if they do and all of them are whole.
-
-        Raises:
-            GateError: If they do not, and entities are to be measured.
-        """
+        """Return the scheme by which the tags mark entities, if all entities are whole."""
         measured, scheme = self.options.metric == "entity_f1", scheme_of(self.labels)
         if scheme is None:
             if measured:
                 raise GateError(
-                    "--data.metric entity_f1 is of BIO or IOBES tags such as B-PER, and the tags are "
+                    "--data.metric entity_f1 needs BIO or IOBES tags such as B-PER, but the tags are "
                     f"{', '.join(self.labels[:8])}; choose token_accuracy"
                 )
             return None
@@ -154,7 +131,7 @@ class TagsData(TaskData):
                         f"of a whole {scheme} entity"
                     )
                     if measured:
-                        raise GateError(f"{stray}; correct it, in IOB1 write B- at the first word of every entity")
+                        raise GateError(f"{stray}; correct it (in IOB1, write B- at the first word of every entity)")
                     self.notices.append(f"{stray}, so there is no F1 of entities")
                     return None
         return scheme
@@ -178,14 +155,14 @@ class TagsData(TaskData):
                     ]
                 )
         if lost:
-            self.notices.append(f"{lost} words of the {name} split are nothing to the tokenizer, and have no part in results")
+            self.notices.append(f"{lost} words of the {name} split have no token, and do not count in results")
         return Dataset.from_dict({"input_ids": ids, "labels": labels, "length": [len(own) for own in ids]})
 
     def _check_lengths(self, name: str, lengths: list[int], limit: int) -> None:
-        """Refuse sentences that are too long, unless they may be left out."""
+        """Refuse sentences that are too long, unless the options allow to leave them out."""
         long, longest = np.flatnonzero(np.array(lengths) > limit), int(np.argmax(lengths))
         if not max(lengths):
-            raise GateError(f"the tokenizer makes nothing of the {name} split's words; give the model's own tokenizer")
+            raise GateError(f"no word of the {name} split has a token; give the model's own tokenizer")
         if not len(long):
             return
         mend = "raise --data.max_length as far as the model allows, or shorten it"
@@ -203,7 +180,7 @@ class TagsData(TaskData):
         return TokenClassification(self.labels, self.scheme, self.options.metric)
 
     def fingerprint(self) -> str:
-        """Return a hash of the encoded splits and their order, of the tags' names, and of the metric."""
+        """Return a hash of the encoded splits, their order, the tags' names, and the metric."""
         return xxhash.xxh3_128(json.dumps([super().fingerprint(), self.labels, self.options.metric]).encode()).hexdigest()
 
     def collate(self, split: str) -> PadWords:
@@ -211,15 +188,11 @@ class TagsData(TaskData):
         return PadWords(int(self.tokenizer.pad_token_id))
 
 
+@dataclass(frozen=True)
 class PadWords:
-    """Makes a batch: sentences padded on the right to the longest; labels are -100 there.
+    """Make a batch of sentences, padded on the right to the longest; labels are -100 there."""
 
-    Args:
-        pad: The id of the padding token.
-    """
-
-    def __init__(self, pad: int) -> None:
-        self.pad = pad
+    pad: int
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
         return {

@@ -1,4 +1,4 @@
-"""Sentences from a hub data set or from local csv, tsv, jsonl or parquet files, gzip included."""
+"""Sentences from a hub dataset or from local csv, tsv, jsonl or parquet files, gzip included."""
 
 from __future__ import annotations
 
@@ -14,19 +14,17 @@ from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
 from gates.errors import GateError
 from gates.export.checkpoint import check_known
 from training.config.data import POSITIVE, ClassificationOptions, Glue, Ratings, SentenceFiles, SentenceOptions, Text
+from training.config.data_base import HubSplits
 from training.data.base import TaskData, set_aside_rows, with_more_tests
-from training.data.files import check_label_headers, choose_columns, no_padding, read_table, refuse_broken_quotes
+from training.data.files import check_label_headers, choose_columns, read_table, refuse_broken_quotes
 from training.data.labels import check_classes, check_numbers
 from training.runs.hashing import cache_of
 from training.tasks import Classification, Regression
 from training.tasks.loading import read_tokenizer
 
-AT_ONCE = 10_000
-"""Examples that are encoded together, which the tokenizer's library shares among the processor's cores."""
-
 
 class _Collate:
-    """Pads a batch to its longest example. It is a class, so that workers of any start method can have it."""
+    """Pad a batch to its longest example. A class can be pickled for workers of any start method."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.pad = DataCollatorWithPadding(tokenizer, return_tensors="pt")
@@ -36,33 +34,24 @@ class _Collate:
 
 
 class SentenceData(TaskData):
-    """Sentences or pairs of sentences with a label each, a class or a number. Subclasses read them as columns ``text``,
-    optionally ``pair``, and ``label``, all of them texts.
-
-    Args:
-        options: The options of the data.
-    """
+    """Sentences or pairs of sentences with a label each, a class or a number."""
 
     options: SentenceOptions
 
     @abstractmethod
     def load_tokenizer(self, backbone: str | None) -> PreTrainedTokenizerBase:
-        """Return the tokenizer, by default of a hub name or local folder."""
+        """Return the tokenizer."""
 
     @abstractmethod
     def load_splits(self) -> dict[str, Dataset]:
-        """Return the splits as columns ``text``, ``label`` and optionally ``pair``."""
+        """Return the splits with the text columns ``text``, ``label`` and optionally ``pair``."""
 
     @abstractmethod
     def numbers_of(self, labels: Mapping[str, list[str]], stated_labels: list[str] | None) -> Mapping[str, float]:
         """Return the number that stands for each label of the splits in a batch.
 
         Args:
-            labels: The labels of the examples of each split.
-            stated_labels: The names of the classes in their order, where the model's configuration states them.
-
-        Raises:
-            GateError: For labels that do not fit this task.
+            stated_labels: The names of the classes in the order of a fine-tuned model.
         """
 
     def build(self, backbone: str | None, stated_labels: list[str] | None = None) -> None:
@@ -72,7 +61,7 @@ class SentenceData(TaskData):
         raw = self.load_splits()
         self._check_length(raw["train"].column_names)
         names = with_more_tests(raw)
-        found = {name: raw[name]["label"][:] for name in names}  # sliced, since a column gives its values one by one otherwise
+        found = {name: raw[name]["label"][:] for name in names}  # slicing reads the column at once
         numbers = self.numbers_of(found, stated_labels)
         self.splits = {name: self._encode(name, raw[name], numbers) for name in names}
         check_known(self.tokenizer, self.splits["train"]["input_ids"], repr(self.tokenizer.name_or_path))
@@ -100,7 +89,11 @@ class SentenceData(TaskData):
             return found
 
         return split.map(
-            encoded, batched=True, batch_size=AT_ONCE, remove_columns=split.column_names, desc=f"tokenizing {name}"
+            encoded,
+            batched=True,
+            batch_size=10_000,  # enough for the tokenizer to use all cores
+            remove_columns=split.column_names,
+            desc=f"tokenizing {name}",
         )
 
     def collate(self, split: str) -> _Collate:
@@ -110,9 +103,6 @@ class SentenceData(TaskData):
 
 class ClassificationData(SentenceData):
     """Sentences or pairs of sentences with a class each.
-
-    Args:
-        options: The options of the data.
 
     Attributes:
         labels: The names of the classes, in their order.
@@ -125,7 +115,7 @@ class ClassificationData(SentenceData):
         self.labels: list[str] = []
 
     def numbers_of(self, labels: Mapping[str, list[str]], stated_labels: list[str] | None) -> dict[str, float]:
-        """Return the number of each class, in the order that a fine-tuned model states, where it states the same ones."""
+        """Return the number of each class; see :func:`ordered_classes`."""
         numbers, self.labels = ordered_classes(check_classes(labels), stated_labels, self.options)
         return numbers
 
@@ -137,16 +127,7 @@ class ClassificationData(SentenceData):
 def ordered_classes(
     classes: list[str], stated_labels: list[str] | None, options: ClassificationOptions
 ) -> tuple[dict[str, float], list[str]]:
-    """Return the number of each class, and the classes in their order: that of a fine-tuned model with the same classes.
-
-    Args:
-        classes: The sorted classes.
-        stated_labels: The names of the classes of a fine-tuned model, in its order.
-        options: The options of the data, which say which class is the positive one.
-
-    Raises:
-        GateError: If the metric is F1 of one of two classes, and it is not sure which one, or there are not two.
-    """
+    """Return the number of each class, and the classes: in the order of a fine-tuned model with the same ones, or sorted."""
     position = {name.lower(): index for index, name in enumerate(stated_labels or [])}
     are_stated = {label.lower() for label in classes} == set(position)
     labels = sorted(classes, key=lambda label: position[label.lower()]) if are_stated else classes
@@ -157,28 +138,21 @@ def ordered_classes(
 
 def _positive_last(labels: list[str], positive: str | None, *, are_stated: bool) -> list[str]:
     if len(labels) != 2:
-        raise GateError(
-            f"--data.metric binary_f1 is of two classes, and the classes are {len(labels)} in number; choose f1, the mean over "
-            "all"
-        )
+        raise GateError(f"--data.metric binary_f1 needs two classes, but there are {len(labels)}; choose f1, the mean over all")
     names = " and ".join(map(repr, labels))
     chosen = positive or POSITIVE
     if chosen not in labels:
-        raise GateError(f"positive is {chosen!r}, and the classes are {names}; give one of them with --data.positive")
+        raise GateError(f"positive is {chosen!r}, but the classes are {names}; give one of them with --data.positive")
     if are_stated and labels[1] != chosen:
         raise GateError(
-            f"the model states the classes {names} in this order, and binary_f1 is of the second; give --data.positive "
+            f"the model states the classes {names} in this order, and binary_f1 is for the second; give --data.positive "
             f"{labels[1]!r}, or choose f1"
         )
     return [label for label in labels if label != chosen] + [chosen]
 
 
 class SentenceReader(SentenceData):
-    """Single or paired sentences from a hub data set or from local files.
-
-    Args:
-        options: The options of the data.
-    """
+    """Single or paired sentences from a hub dataset or from local files."""
 
     options: SentenceFiles
 
@@ -187,10 +161,7 @@ class SentenceReader(SentenceData):
 
     def load_splits(self) -> dict[str, Dataset]:
         options = self.options
-        if options.dataset is None:
-            raw = self._read_files()
-        else:
-            raw = read_hub(options.dataset, options.subset, options.split_names, instead="--data.train_file")
+        raw = self._read_files() if options.dataset is None else read_hub(options, instead="--data.train_file")
         splits = {name: self._choose_columns(name, split) for name, split in raw.items()}
         if "select" not in splits:
             if splits["train"].num_rows < 2:
@@ -217,7 +188,7 @@ class SentenceReader(SentenceData):
             raise GateError(f"the {name} split is empty; expected at least one example")
         label = split.features[wanted["label"]]
         names = label.names if isinstance(label, datasets.ClassLabel) else None
-        called = self.options.split_names[name]  # `datasets` hashes what the function holds, which must not be this module
+        called = self.options.split_names[name]  # outside `choose`, because `datasets` hashes all that the function refers to
 
         def choose(rows: dict[str, list[Any]]) -> dict[str, list[str]]:
             chosen = {new: rows[old] for new, old in wanted.items()}
@@ -242,21 +213,13 @@ class SentenceReader(SentenceData):
 
 
 class TextData(SentenceReader, ClassificationData):
-    """Single or paired sentences with a class each.
-
-    Args:
-        options: The options of the data.
-    """
+    """Single or paired sentences with a class each."""
 
     options: Text
 
 
 class RatingsData(SentenceReader):
-    """Single or paired sentences with a number each, such as how alike two sentences are.
-
-    Args:
-        options: The options of the data.
-    """
+    """Single or paired sentences with a number each, such as how alike two sentences are."""
 
     options: Ratings
 
@@ -276,60 +239,50 @@ def glue_data(options: Glue) -> SentenceReader:
 
 
 def padding_tokenizer(name: str | None) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a hub name or local folder, with a padding token.
-
-    Raises:
-        GateError: If there is no tokenizer, or it has no token for padding.
-    """
+    """Return the tokenizer of a hub name or local folder, with a padding token."""
     if name is None:
         raise GateError("no tokenizer: give --model.backbone or --data.tokenizer")
     tokenizer = read_tokenizer(name)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
     if tokenizer.pad_token is None:
-        raise GateError(no_padding(name))
+        raise GateError(
+            f"the tokenizer of {name!r} has no padding, end or unknown token to pad with; give another with "
+            "--data.tokenizer, or set pad_token in its tokenizer_config.json"
+        )
     return tokenizer
 
 
 def set_aside(split: Dataset, share: float) -> dict[str, Dataset]:
     """Return a share of the examples for selection and the rest for training, both shuffled; see :func:`set_aside_rows`.
 
-    The rows are those of ``datasets``' ``train_test_split``. A table is put into their order at once, where a data set would
-    collect them one by one for every reader.
+    The rows are those of ``datasets``' ``train_test_split``. A table is reordered once; a ``Dataset`` would look up each row at
+    every read.
     """
     halves = zip(("train", "select"), set_aside_rows(split.num_rows, share, "examples"), strict=True)
     table = split.to_pandas()
     return {name: Dataset.from_pandas(table.iloc[rows], preserve_index=False) for name, rows in halves}
 
 
-def read_hub(dataset: str, subset: str | None, split_names: Mapping[str, str | None], *, instead: str) -> dict[str, Dataset]:
-    """Return the splits of a data set from the hub or a local folder.
-
-    Args:
-        dataset: The hub name or folder.
-        subset: The configuration of the data set.
-        split_names: The names of the splits to read, by our names; None for one that does not exist.
-        instead: The options for local files, to name in an error.
-
-    Raises:
-        GateError: If it cannot be loaded or lacks a split.
-    """
-    where = f"{dataset!r}" + (f" ({subset})" if subset else "")
+def read_hub(options: HubSplits, *, instead: str) -> dict[str, Dataset]:
+    """Return the splits of a dataset from the hub or a local folder; ``instead`` names the options for local files."""
+    assert options.dataset is not None
+    where = f"{options.dataset!r}" + (f" ({options.subset})" if options.subset else "")
     try:
-        loaded = datasets.load_dataset(dataset, subset, cache_dir=cache_of(dataset))
+        loaded = datasets.load_dataset(options.dataset, options.subset, cache_dir=cache_of(options.dataset))
     except Exception as error:  # the hub client raises many kinds of network and lookup errors
         raise GateError(
-            f"cannot load the data set {where}: it is neither a local folder nor a hub name that can be reached; "
-            f"check the name or the network, or give local files with {instead}"
+            f"cannot load the dataset {where}, which is neither a local folder nor a reachable hub name; check the name or "
+            f"the network, or give local files with {instead}"
         ) from error
     assert isinstance(loaded, DatasetDict)
-    wanted = {name: split for name, split in split_names.items() if split is not None}
+    wanted = {name: split for name, split in options.split_names.items() if split is not None}
     for name, split in wanted.items():
         if split not in loaded:
-            raise GateError(f"the data set {where} has no split {split!r} for {name}; it has {', '.join(loaded)}")
+            raise GateError(f"the dataset {where} has no split {split!r} for {name}; it has {', '.join(loaded)}")
     return {name: loaded[split] for name, split in wanted.items()}
 
 
 def read_file(file: str, columns: list[str] | None = None, *, checked: bool = True) -> Dataset:
-    """Read a local file as a data set; see :func:`training.data.files.read_table`."""
+    """Read a local file as a dataset; see :func:`training.data.files.read_table`."""
     return Dataset.from_pandas(read_table(file, columns, checked=checked), preserve_index=False)

@@ -1,11 +1,11 @@
-"""What every data set of parallel text has in common: a tokenizer, a length filter, and batches of equally many tokens."""
+"""Parallel text: a joint vocabulary, a length filter, and batches of about equally many tokens."""
 
 from __future__ import annotations
 
 import json
 from abc import abstractmethod
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from textwrap import shorten
 from typing import Any, NamedTuple, get_args
 
@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from gates.errors import GateError
 from gates.export.checkpoint import check_known
 from training.config.data import ParallelText, Subwords, TranslationOptions
-from training.data.base import SPLITS, RunTokenBatches, WithOwnTokenizer, padded
+from training.data.base import SPLITS, RunTokenBatches, WithOwnTokenizer, distinct_aside, padded
 from training.data.files import check_text, check_there, open_text, refuse_blank_lines
 from training.data.text import read_file, read_hub
 from training.tasks.base import IGNORED, encode_sources, encode_targets
@@ -37,17 +37,11 @@ def train_subwords(
 ) -> PreTrainedTokenizerBase:
     """Train a joint vocabulary: byte-pair encoding (Sennrich et al. 2016) or a unigram model (Kudo 2018).
 
-    Words keep a mark for the space before them, and punctuation marks are words of their own, so decoded text is detokenised
-    text. Texts are put into Unicode's composed form and white space becomes single spaces; nothing else changes.
+    Words keep a mark for the space before them, and punctuation marks are separate words, so decoded text is detokenised.
+    Texts are put into Unicode's composed form, and white space becomes single spaces.
 
     Args:
-        texts: The texts of both languages.
-        kind: ``bpe`` or ``unigram``.
-        vocab_size: The largest number of tokens, special ones included; fewer where the texts have no more.
-        max_length: The length that the tokenizer states as its longest.
-
-    Raises:
-        GateError: For another kind, or if the size is too small for the characters of the texts.
+        vocab_size: The largest number of tokens, special ones included.
     """
     if kind not in get_args(Subwords):
         raise GateError(f"subwords is {kind!r}; expected one of {', '.join(map(repr, get_args(Subwords)))}")
@@ -72,8 +66,7 @@ def train_subwords(
     )
     tokenizer.train_from_iterator(texts, trainer)
     if kind == "unigram":
-        # Tokens in an order that does not change from training to training: that of their scores, but for the last digits,
-        # which depend on how threads shared the work.
+        # Order tokens by rounded scores, because the last digits depend on how threads shared the work.
         vocabulary = [(token, score) for token, score in json.loads(tokenizer.to_str())["model"]["vocab"]]
         others = sorted(vocabulary[len(SPECIAL) :], key=lambda item: (-round(item[1], 6), item[0]))
         ordered = [*vocabulary[: len(SPECIAL)], *((token, round(score, 6)) for token, score in others)]
@@ -90,7 +83,7 @@ def of_words(words: Iterable[str], *, max_length: int) -> PreTrainedTokenizerBas
 
 
 def wrapped(tokenizer: Tokenizer, *, max_length: int) -> PreTrainedTokenizerBase:
-    """Return a tokenizer with the special tokens above as Transformers knows it, ``text </s>``."""
+    """Return a tokenizer of Transformers, ``text </s>``, with the special tokens above."""
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {END}", special_tokens=[(END, tokenizer.token_to_id(END))]
     )
@@ -103,11 +96,7 @@ def wrapped(tokenizer: Tokenizer, *, max_length: int) -> PreTrainedTokenizerBase
 
 
 def set_languages(tokenizer: PreTrainedTokenizerBase, *, source: str | None, target: str | None) -> None:
-    """Set the languages that a tokenizer reads and writes; None leaves what it has.
-
-    Raises:
-        GateError: For a language that it does not know.
-    """
+    """Set the languages that a tokenizer reads and writes; None keeps a language."""
     for attribute, language in (("src_lang", source), ("tgt_lang", target)):
         if language is not None:
             language_token(tokenizer, language)
@@ -115,28 +104,24 @@ def set_languages(tokenizer: PreTrainedTokenizerBase, *, source: str | None, tar
 
 
 def language_token(tokenizer: PreTrainedTokenizerBase, language: str) -> int:
-    """Return the id of a language's token.
-
-    Raises:
-        GateError: For a language that the tokenizer does not know.
-    """
-    try:  # M2M100 writes the tokens in another way than the names
+    """Return the id of a language's token."""
+    try:  # M2M100 writes its language tokens differently from the names
         token = getattr(tokenizer, "get_lang_id", tokenizer.convert_tokens_to_ids)(language)
     except KeyError:
         token = None
     if token is None or token == tokenizer.unk_token_id:
         raise GateError(
-            f"the tokenizer does not know the language {language!r}; expected one of its language tokens, such as en_XX in "
-            "mBART, eng_Latn in NLLB or en in M2M100"
+            f"the tokenizer does not know the language {language!r}; expected a language token such as en_XX in mBART, "
+            "eng_Latn in NLLB or en in M2M100"
         )
     assert isinstance(token, int)
     return token
 
 
 LENGTHS = {"source": "length", "target": "target_length"}
-"""Columns of the splits with the tokens of each side."""
+"""The columns of the splits with the tokens of each side."""
 ENCODED_AT_ONCE = 10_000
-"""Pairs: a tokenizer's answer takes some 10 kB for each, the ids that are kept of it a twentieth."""
+"""The number of pairs to encode at once: a tokenizer's output takes 10 kB for each, 20 times as much as the ids."""
 
 
 class Pairs(NamedTuple):
@@ -154,21 +139,15 @@ def chosen(pairs: Pairs, rows: np.ndarray) -> Pairs:
 class TranslationData(WithOwnTokenizer):
     """Parallel text.
 
-    Training pairs that are too long or too unequal in length are left out. Selection and test pairs are not, since BLEU is of a
-    whole test set: there a pair that is too long or has an empty side is an error, unless ``skip_unfit_pairs`` is set.
-
-    Args:
-        options: The options of the data.
-
-    Raises:
-        GateError: For a tokenizer of BLEU whose package is not installed.
+    Training pairs that are too long or too unequal in length are left out. In other splits a pair that is too long or has an
+    empty side is an error, because BLEU needs the whole set; ``skip_unfit_pairs`` leaves it out.
     """
 
     options: TranslationOptions
 
     def __init__(self, options: TranslationOptions) -> None:
         super().__init__(options)
-        make_scorer("bleu", options.bleu_tokenize)  # raises where its package is missing
+        make_scorer("bleu", options.bleu_tokenize)  # raises if its package is missing
         self.decoding = Decoding(options.beams, options.length_penalty, options.max_length)
         self.texts: dict[str, Pairs] = {}
         self.set_aside = False
@@ -179,8 +158,10 @@ class TranslationData(WithOwnTokenizer):
 
     @abstractmethod
     def load_pairs(self) -> dict[str, Pairs]:
-        """Return the three splits, checked but not filtered; set ``set_aside`` if the selection split is a part of the
-        training pairs."""
+        """Return the three splits, checked but not filtered.
+
+        Set ``set_aside`` if the selection split is a part of the training pairs.
+        """
 
     def check_backbone(self, config: Any, name: str) -> None:
         check_encoder_decoder(config, name)
@@ -202,13 +183,13 @@ class TranslationData(WithOwnTokenizer):
         fits = self._fit("train")
         if not fits.all():
             self.notices.append(
-                f"{(~fits).sum()} of {len(fits)} training pairs are left out: they have more than {self.options.max_length} "
-                f"tokens on a side, or sides that differ by a factor of more than {self.options.max_ratio:g}"
+                f"{(~fits).sum()} of {len(fits)} training pairs are left out: a side has more than {self.options.max_length} "
+                f"tokens, or the sides differ by a factor above {self.options.max_ratio:g}"
             )
             self.splits["train"] = self.splits["train"].select(np.flatnonzero(fits))
 
     def load_tokenizer(self, backbone: str | None) -> PreTrainedTokenizerBase:
-        """Return the tokenizer that is named, the backbone's, or a new one for both languages."""
+        """Return the tokenizer of the options, the backbone's, or a new one for both languages."""
         options, train = self.options, self.texts["train"]
         tokenizer = self.named_tokenizer(backbone)
         if tokenizer is None:
@@ -238,7 +219,7 @@ class TranslationData(WithOwnTokenizer):
         return concatenate_datasets(parts)
 
     def _check_lengths(self, name: str) -> None:
-        """Refuse pairs for evaluation that are too long, or leave them out as the options say."""
+        """Refuse pairs for evaluation that are too long, or leave them out if the options say so."""
         sides = {side: np.asarray(self.splits[name][column][:]) for side, column in LENGTHS.items()}
         longest_allowed = self.options.max_length
         fits = np.maximum(*sides.values()) <= longest_allowed
@@ -254,7 +235,7 @@ class TranslationData(WithOwnTokenizer):
         if not fits.any():
             raise GateError(f"every pair of the {name} split has more than {longest_allowed} tokens; raise --data.max_length")
         self.notices.append(
-            f"{(~fits).sum()} of {len(fits)} {name} pairs are left out: they have more than {longest_allowed} tokens on a side"
+            f"{(~fits).sum()} of {len(fits)} {name} pairs are left out: a side has more than {longest_allowed} tokens"
         )
         self._keep(name, fits)
 
@@ -264,16 +245,15 @@ class TranslationData(WithOwnTokenizer):
             self.splits[name] = self._encode(self.texts[name])
 
     def _fit(self, name: str) -> np.ndarray:
-        """Return which pairs of a split are neither too long nor too unequal for training; refuse a share that is too large."""
+        """Return which pairs of a split can be trained on; refuse a split if over half are too long or too unequal."""
         source, target = (np.asarray(self.splits[name][column][:]) for column in LENGTHS.values())
         longer, shorter = np.maximum(source, target), np.minimum(source, target)
         longest, ratio = self.options.max_length, self.options.max_ratio
         fits: np.ndarray = (longer <= longest) & (longer <= ratio * shorter)
         if (~fits).sum() > 0.5 * len(fits):
             raise GateError(
-                f"{(~fits).sum()} of {len(fits)} training pairs have more than {longest} tokens on a side, or sides "
-                f"that differ by a factor of more than {ratio:g}; raise --data.max_length or --data.max_ratio, or "
-                "check that the lines of both sides belong together"
+                f"{(~fits).sum()} of {len(fits)} training pairs have over {longest} tokens on a side, or sides that differ by "
+                f"a factor above {ratio:g}; raise --data.max_length or --data.max_ratio, or check that lines match"
             )
         return fits
 
@@ -302,7 +282,7 @@ class TranslationData(WithOwnTokenizer):
         return f"{super().order} {self.options.batch_tokens}"
 
     def fingerprint(self) -> str:
-        """Return a hash of texts, order, and every option that affects the loss or decoding."""
+        """Return a hash of the texts, their order, and every option that affects the loss or decoding."""
         task = self.task
         settings = [task.label_smoothing, task.sentence_loss, task.beam_splits, asdict(task.decoding), task.bleu_tokenize]
         return xxhash.xxh3_128(json.dumps([super().fingerprint(), settings, self.texts]).encode()).hexdigest()
@@ -316,17 +296,16 @@ class TranslationData(WithOwnTokenizer):
         return PadPairs(int(self.tokenizer.pad_token_id), self.texts[split].target if split in ("select", "test") else None)
 
 
+@dataclass(frozen=True)
 class PadPairs:
-    """Makes a batch: sources and targets padded on the right to the longest; labels are -100 there.
+    """Make a batch of sources and targets, padded on the right to the longest; labels are -100 there.
 
     Args:
-        pad: The id of the padding token.
-        references: The target texts of the whole split, to go with the batches as they are; None for none.
+        references: The target texts of the whole split, to add to each batch.
     """
 
-    def __init__(self, pad: int, references: list[str] | None = None) -> None:
-        self.pad = pad
-        self.references = references
+    pad: int
+    references: list[str] | None = None
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         batch: dict[str, Any] = {
@@ -341,12 +320,7 @@ class PadPairs:
 
 
 class ParallelTextData(TranslationData):
-    """Sentences and their translations, from a hub data set, from two aligned files for each split, or from tsv, csv, jsonl or
-    parquet files.
-
-    Args:
-        options: The options of the data.
-    """
+    """Sentences and their translations: a hub dataset, two aligned files for each split, or files with a column per side."""
 
     options: ParallelText
 
@@ -355,8 +329,7 @@ class ParallelTextData(TranslationData):
         if options.dataset is None:
             pairs = {name: self._read_local(name, files) for name, files in options.local.items()}
         else:
-            instead = "--data.train_source and --data.train_target"
-            hub = read_hub(options.dataset, options.subset, options.split_names, instead=instead)
+            hub = read_hub(options, instead="--data.train_source and --data.train_target")
             pairs = {name: self._from_columns(name, split) for name, split in hub.items()}
         pairs = {name: self._without_empty(name, split) for name, split in pairs.items()}
         if "select" not in pairs:
@@ -392,7 +365,7 @@ class ParallelTextData(TranslationData):
         return self.options.skip_empty if name == "train" else self.options.skip_unfit_pairs
 
     def _without_empty(self, name: str, pairs: Pairs) -> Pairs:
-        """Refuse empty lines, or leave them out as the options say."""
+        """Refuse empty lines, or leave them out if the options say so."""
         whole = [bool(source and target) for source, target in zip(*pairs, strict=True)]
         if not any(whole):
             raise GateError(f"the {name} split is empty; expected at least one pair of sentences")
@@ -406,46 +379,33 @@ class ParallelTextData(TranslationData):
                 f"the {side} of pair {at + 1} of the {name} split is empty ({whole.count(False)} in all); remove that pair "
                 f"from both sides, or set --data.{option} true"
             )
-        self.notices.append(f"{whole.count(False)} of {len(whole)} {name} pairs are left out: a side of them is empty")
+        self.notices.append(f"{whole.count(False)} of {len(whole)} {name} pairs are left out: a side is empty")
         return chosen(pairs, np.flatnonzero(whole))
 
 
 def _texts(name: str, column: str, values: list[Any]) -> list[str]:
-    """Return a column as texts without the white space around them; an empty text for None."""
+    """Return a column as stripped texts; an empty text for None."""
     for row, value in enumerate(values, start=1):
         if not isinstance(value, str | int | float | None):
-            raise GateError(
-                f"{column!r} of pair {row} of the {name} split is {shorten(repr(value), 60)}, not a text; expected one sentence"
-            )
+            raise GateError(f"{column!r} of pair {row} of the {name} split is {shorten(repr(value), 60)}; expected a sentence")
     return ["" if value is None else str(value).strip() for value in values]
 
 
 def read_aligned(source: str, target: str) -> Pairs:
-    """Read two text files, line by line.
-
-    Raises:
-        GateError: If one is missing, empty, not UTF-8, not whole, or they have different numbers of lines.
-    """
+    """Read two text files, line by line."""
     pairs = Pairs(read_lines(source), read_lines(target))
     if len(pairs.source) != len(pairs.target):
         raise GateError(
-            f"{source!r} has {len(pairs.source)} lines and {target!r} has {len(pairs.target)}; line i of one must be the "
-            "translation of line i of the other"
+            f"{source!r} has {len(pairs.source)} lines and {target!r} has {len(pairs.target)}; expected the translation of "
+            "line i in line i"
         )
     return pairs
 
 
 def read_lines(file: str, what: str = "data") -> list[str]:
-    """Read the lines of a text file, ``.gz`` too, without the white space around them.
+    """Read the stripped lines of a text file, ``.gz`` too.
 
-    Only line feeds end lines: other characters that Unicode takes for a line's end stay within it, and line i stays line i.
-
-    Args:
-        file: The path.
-        what: The kind of file in an error.
-
-    Raises:
-        GateError: If it is missing, empty, not UTF-8 or not whole.
+    Only a line feed ends a line. Other line ends of Unicode stay within it, so that line i stays line i.
     """
     check_there(file, what)
     check_text(file)
@@ -454,14 +414,9 @@ def read_lines(file: str, what: str = "data") -> list[str]:
 
 
 def set_aside(pairs: Pairs, fraction: float) -> tuple[Pairs, Pairs]:
-    """Choose a part of the pairs for selection at random; pairs with the same source are all on one side.
-
-    More than 2000 source sentences would only make every validation, which translates them, longer.
-    """
-    sources = list(dict.fromkeys(pairs.source))
-    if len(sources) < 2:
-        raise GateError("the train split has one source sentence; expected more, or a selection split of its own")
-    order = np.random.default_rng(0).permutation(len(sources))
-    taken = {sources[index] for index in order[: min(len(sources) - 1, 2000, max(1, round(fraction * len(sources))))]}
+    """Choose a part of the pairs for selection at random; pairs with the same source are all on one side."""
+    if len(set(pairs.source)) < 2:
+        raise GateError("the train split has one source sentence; expected more, or a separate selection split")
+    taken = distinct_aside(pairs.source, fraction, most=2000)  # every validation translates them
     aside = np.array([source in taken for source in pairs.source])
     return chosen(pairs, np.flatnonzero(~aside)), chosen(pairs, np.flatnonzero(aside))

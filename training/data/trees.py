@@ -19,8 +19,10 @@ from training.data.tagged_files import Block, conllu_fields, sentence_blocks
 from training.runs.own_code import own_function
 
 UNCOUNTED = ("root", "punct", "dep", "list", "parataxis", "orphan", "goeswith", "reparandum")
-"""Relations that are analysed only by name: those of Universal Dependencies' groups loose, special and other, which hold the
-items of a list or the parts of a broken word together. Subtypes are left out with them."""
+"""Relations that are analysed only by name: Universal Dependencies' groups loose, special and other, with their subtypes.
+
+They hold the items of a list or the parts of a broken word together.
+"""
 
 
 @dataclass(frozen=True)
@@ -41,11 +43,8 @@ class Tree:
 def read_treebank(file: str) -> list[Tree]:
     """Read the sentences of a CoNLL-U file, also with ``.gz``.
 
-    Of a token of several words, such as German *zum*, the words are taken, to which the trees refer. Empty nodes and enhanced
-    dependencies, which are a layer of their own, are passed over.
-
-    Raises:
-        GateError: For a file that is missing, empty, not UTF-8 or no CoNLL-U, with the line.
+    A token of several words, such as German *zum*, counts as these words, because the trees refer to them. Empty nodes and
+    enhanced dependencies are skipped.
     """
     check_there(file, "treebank")
     check_text(file)
@@ -57,29 +56,13 @@ def read_treebank(file: str) -> list[Tree]:
 
 
 def trees_in(lines: Iterable[str], where: str) -> list[Tree]:
-    """Return the sentences in lines of CoNLL-U; see :func:`read_treebank`.
-
-    Args:
-        lines: The lines, with or without their ends.
-        where: The place of the lines in an error.
-
-    Raises:
-        GateError: For lines that are no CoNLL-U.
-    """
+    """Return the sentences in lines of CoNLL-U; see :func:`read_treebank`."""
     blocks = ([(number, line) for number, line in block if not line.startswith("#")] for block in sentence_blocks(lines))
     return [_tree(where, block) for block in blocks if block]
 
 
 def relations_of(trees: Sequence[Tree], wanted: Sequence[str] = ()) -> list[str]:
-    """Return relations between words, the most frequent first.
-
-    Args:
-        trees: The trees of a treebank.
-        wanted: The relations to return, in this order; by default all but :data:`UNCOUNTED`.
-
-    Raises:
-        GateError: For a relation that the treebank does not have.
-    """
+    """Return the wanted relations, or all that count, the most frequent first."""
     counts = Counter(relation for tree in trees for relation in tree.relations)
     for relation in wanted:
         if relation not in counts:
@@ -103,11 +86,9 @@ def _tree(place: str, block: Block) -> Tree:
         if not isinstance(token["id"], int):  # a token of several words, or an empty node
             continue
         if token["id"] != len(words) + 1:
-            raise GateError(
-                f"{where} has the ID {token['id']}; expected {len(words) + 1}, as words count from 1 in each sentence"
-            )
+            raise GateError(f"{where} has the ID {token['id']}; expected {len(words) + 1}, because words count from 1")
         if not fields[1].strip():
-            raise GateError(f"{where} has no word in its second column; expected one, or _ for a word that is not known")
+            raise GateError(f"{where} has no word in its second column; expected one, or _ for an unknown word")
         if token["head"] is None or not token["deprel"] or token["deprel"] == "_":
             raise GateError(f"{where} has no head or relation; expected a treebank with dependencies")
         words.append(fields[1])
@@ -123,9 +104,7 @@ def _check_tree(where: str, first: int, heads: Sequence[int], lines: Sequence[in
         raise GateError(f"the sentence at line {first} of {where} has no words; expected a line for each word")
     for head, line in zip(heads, lines, strict=True):
         if not -1 <= head < len(heads):
-            raise GateError(
-                f"line {line} of {where} has the head {head + 1}; expected 0 to {len(heads)}, words of the sentence"
-            )
+            raise GateError(f"line {line} of {where} has the head {head + 1}; expected 0 to {len(heads)}")
     if -1 not in heads:
         raise GateError(f"the sentence at line {first} of {where} has no root; expected a word whose head is 0")
     for word, line in enumerate(lines):
@@ -133,10 +112,10 @@ def _check_tree(where: str, first: int, heads: Sequence[int], lines: Sequence[in
         while place >= 0 and steps <= len(heads):
             place, steps = heads[place], steps + 1
         if place >= 0:
-            raise GateError(f"line {line} of {where} is part of a cycle, or leads to one; expected a tree up to the root")
+            raise GateError(f"line {line} of {where} leads to a cycle of heads; expected a tree up to the root")
 
 
-# Pronouns and what they stand for, from GAP (Webster et al. 2018) and WinoBias (Zhao et al. 2018).
+# Pronouns and their antecedents, from GAP (Webster et al. 2018) and WinoBias (Zhao et al. 2018).
 
 WORD = re.compile(r"\w+|[^\w\s]")
 MENTION = re.compile(r"(\[[^\[\]]*\])")
@@ -151,14 +130,7 @@ PRONOUNS = {
 
 @dataclass(frozen=True)
 class Pronoun:
-    """A pronoun in a text, with its antecedent and perhaps another candidate.
-
-    Args:
-        words: The words of the text.
-        pronoun: The number of the pronoun's word.
-        antecedent: The numbers of the antecedent's words.
-        other: The numbers of the words of the candidate that it does not stand for; none if there is no other.
-    """
+    """A pronoun in a text, with its antecedent and perhaps a wrong candidate, all as numbers of words."""
 
     words: list[str]
     pronoun: int
@@ -167,12 +139,9 @@ class Pronoun:
 
 
 def read_coreference(file: str) -> list[Pronoun]:
-    """Read the pronouns of a GAP table or of WinoBias sentences with brackets around pronoun and antecedent, also with ``.gz``.
+    """Read the pronouns of a GAP table, or of WinoBias sentences with brackets around pronoun and antecedent, also ``.gz``.
 
-    Pronouns of GAP that stand for neither candidate are passed over.
-
-    Raises:
-        GateError: For a file that is missing, empty or neither, with the line.
+    Pronouns of GAP that refer to neither candidate are skipped.
     """
     check_there(file, "coreference")
     check_text(file)
@@ -186,12 +155,12 @@ def read_coreference(file: str) -> list[Pronoun]:
         found = [_of_brackets(file, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     else:
         raise GateError(
-            f"{file!r} is neither GAP's table, with the columns {', '.join(GAP_COLUMNS)}, nor WinoBias's sentences with "
-            "[brackets]"
+            f"{file!r} has neither the columns of GAP ({', '.join(GAP_COLUMNS)}) nor [brackets] as in WinoBias; give one of "
+            "these formats"
         )
     known = [pronoun for pronoun in found if pronoun is not None]
     if not known:
-        raise GateError(f"no pronoun in {file!r} stands for a candidate; expected some that do")
+        raise GateError(f"no pronoun in {file!r} refers to a candidate; expected at least one")
     return known
 
 
@@ -215,17 +184,15 @@ def _span(where: str, cells: dict[str, str], name: str) -> tuple[int, int]:
     """Return the first and last character of a mention, checked against the text."""
     text, mention, offset = cells["Text"], cells[name], cells[f"{name}-offset"]
     if not offset.isdecimal() or text[int(offset) : int(offset) + len(mention)] != mention or not mention:
-        raise GateError(
-            f"{where} has {name}-offset {offset!r}, where {mention!r} is not in the text; expected its first character"
-        )
+        raise GateError(f"{where} has {name}-offset {offset!r}, but {mention!r} is not there; expected its first character")
     return int(offset), int(offset) + len(mention)
 
 
 def _of_brackets(file: str, line: int, text: str) -> Pronoun:
-    """Read a sentence of WinoBias; of several pronouns in brackets the first counts."""
+    """Read a sentence of WinoBias; the first pronoun in brackets counts."""
     where, text = f"line {line} of {file!r}", re.sub(r"^\d+\s+", "", text)
     if re.search(r"[\[\]]", MENTION.sub("", text)):
-        raise GateError(f"{where} has brackets that do not match; expected an antecedent and its pronouns in brackets each")
+        raise GateError(f"{where} has brackets that do not match; expected an antecedent and its pronouns, each in brackets")
     plain, spans = "", []
     for part in MENTION.split(text):
         if part.startswith("["):
@@ -248,19 +215,15 @@ def _pronoun(text: str, pronoun: tuple[int, int], antecedent: tuple[int, int], o
     return Pronoun([word.group() for word in found], words_in(pronoun)[0], words_in(antecedent), words_in(other))
 
 
-# Trees of raw texts: from a pipeline of spaCy, an optional extra, or from a user's own parser that writes CoNLL-U.
+# Trees of raw texts: from a pipeline of spaCy (an optional extra), or from the user's parser that writes CoNLL-U.
 
 
 def parse_texts(parser: str, texts: Sequence[str]) -> list[Tree]:
-    """Return the sentences of some texts with their trees. They are as good as the parser, which is not gold.
+    """Return the sentences of some texts with trees that are predicted, not gold.
 
     Args:
-        parser: The name or folder of an installed pipeline of spaCy; or ``module:function``, a user's own function that takes
-            the list of texts and gives their trees as one text in CoNLL-U.
-        texts: The texts, in the language of the parser.
-
-    Raises:
-        GateError: If there is no such parser, or it gives no trees.
+        parser: The name or folder of an installed pipeline of spaCy, or a ``module:function`` of the user. The function takes
+            the list of texts and returns their trees as one text in CoNLL-U.
     """
     trees = _own_trees(parser, texts) if ":" in parser else _spacy_trees(parser, texts)
     if not trees:
@@ -275,8 +238,8 @@ def _own_trees(parser: str, texts: Sequence[str]) -> list[Tree]:
     except Exception as error:
         raise GateError(f"the parser {parser!r} failed: {type(error).__name__}: {first_line(error)}") from error
     if not isinstance(found, str):
-        raise GateError(f"the parser {parser!r} gave {type(found).__name__}; expected its trees as one text in CoNLL-U")
-    return trees_in(found.splitlines(), f"what the parser {parser!r} gave")
+        raise GateError(f"the parser {parser!r} returned {type(found).__name__}; expected its trees as one text in CoNLL-U")
+    return trees_in(found.splitlines(), f"the output of the parser {parser!r}")
 
 
 def _spacy_trees(parser: str, texts: Sequence[str]) -> list[Tree]:
@@ -284,31 +247,30 @@ def _spacy_trees(parser: str, texts: Sequence[str]) -> list[Tree]:
         import spacy
     except ImportError as error:
         raise GateError(
-            f"the parser {parser!r} needs spaCy, which is not installed; install it with pip install spacy, or give a treebank "
-            "with --conllu FILE"
+            f"the parser {parser!r} needs spaCy, which is not installed; run pip install spacy, or give --conllu FILE"
         ) from error
     try:
         pipeline = spacy.load(parser)
     except OSError as error:
         raise GateError(
-            f"spaCy has no pipeline {parser!r} here; install one, such as with python -m spacy download en_core_web_sm, or "
-            "give the folder of one"
+            f"spaCy has no pipeline {parser!r} here; run for example python -m spacy download en_core_web_sm, or give the "
+            "folder of a pipeline"
         ) from error
     except (ValueError, ImportError) as error:
         raise GateError(
-            f"the pipeline {parser!r} cannot be loaded by spaCy {spacy.__version__}: {first_line(error)}; install one for it"
+            f"the pipeline {parser!r} cannot be loaded by spaCy {spacy.__version__} ({first_line(error)}); install a pipeline "
+            "of this version"
         ) from error
     trees = []
     for document in pipeline.pipe(texts):
         if not document.has_annotation("DEP"):
-            raise GateError(f"the pipeline {parser!r} finds no dependencies; give one with a parser, such as en_core_web_sm")
+            raise GateError(f"the pipeline {parser!r} has no parser; give one with a parser, such as en_core_web_sm")
         trees += [tree for sentence in document.sents if (tree := _parsed_tree(sentence)).words]
     return trees
 
 
 def _parsed_tree(sentence: Any) -> Tree:
-    """Return a sentence of spaCy without its white space, which counts as tokens there. A word that depends on white space is
-    given the head of that white space."""
+    """Return a sentence of spaCy without its tokens of white space. A word below such a token gets that token's head."""
     kept = [token for token in sentence if not token.is_space]
     numbers = {token.i: number for number, token in enumerate(kept)}
 
@@ -324,9 +286,5 @@ def _parsed_tree(sentence: Any) -> Tree:
 
 
 def read_lines(file: str) -> list[str]:
-    """Read the lines of a UTF-8 text file that are not blank, also with ``.gz``.
-
-    Raises:
-        GateError: For a file that is missing, empty or not UTF-8.
-    """
+    """Read the lines of a UTF-8 text file that are not blank, also with ``.gz``."""
     return [line for line in parallel_text.read_lines(file, "text") if line]

@@ -129,11 +129,8 @@ def kept_by_site(sites: Sites, counts: np.ndarray, ticks: list[str], axis: str, 
     """Say how many gates of each kind, or of each layer of a single kind, stay in the first and in the last column.
 
     Args:
-        sites: The sites of the model.
         counts: The gates that stay, ``[columns, sites]``.
-        ticks: The name of each column.
         axis: What the columns are.
-        method: The method whose gates they are.
     """
     groups = [site.kind if len({site.kind for site in sites}) > 1 else site.label for site in sites]
     parts = []
@@ -230,9 +227,9 @@ def cost(contents: ReportData) -> str:
             continue
         means = of_stage.groupby("method", sort=False)["seconds"].mean()
         steps = sorted(set(of_stage["steps"])) if "steps" in of_stage else []
-        said = "" if not steps else f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
+        steps_taken = "" if not steps else f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
         most = f", most for {means.idxmax()} ({duration(float(means.max()))})" if len(means) > 1 else ""
-        taken = f"{said + ' steps, ' if said else ''}{duration(float(means.mean()))} per experiment in the mean"
+        taken = f"{steps_taken + ' steps, ' if steps_taken else ''}{duration(float(means.mean()))} per experiment in the mean"
         parts.append(f"{words_of(stage)}: {taken}{most}")
     return ". ".join(parts) + "." if parts else "The costs were not recorded."
 

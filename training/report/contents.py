@@ -1,4 +1,4 @@
-"""What a report shows: the tables of a comparison or of a single run, in one form."""
+"""The content of a report: the tables of a comparison or of a single run, in one form."""
 
 from __future__ import annotations
 
@@ -118,12 +118,9 @@ class ReportData:
     """A directory's tables; None or empty for a table that it lacks, with a sentence in ``missing``.
 
     Args:
-        path: The directory.
         kind: Whether ``training compare`` or ``training.fit`` wrote it.
-        metrics: Its ``metrics.json``.
         metric: The main metric, such as ``accuracy``.
         kinds: By budget, the heads to keep of the kinds that a budget per kind prunes.
-        comparison: A row per seed, stage, method and budget.
         summary: A row per stage, method and budget: seeds, mean, low and high of the main metric on the test split.
         curve: The quality of a run at other budgets, post hoc, on the selection split.
         scores: A row per seed and gate, with the columns ``label``, ``his``, ``entropy`` and others.

@@ -21,7 +21,7 @@ from matplotlib.ticker import MaxNLocator
 from gates.errors import GateError
 from gates.files import is_partial, replacing
 from training.config.comparison import is_post_hoc
-from training.plotting import COLOURS, INK, MAP, MARKERS, legend_beside, line_style, method_styles, spread_widely_, styled
+from training.plotting import COLOURS, INK, MAP, MARKERS, legend_on_the_right, line_style, method_styles, spread_widely_, styled
 from training.report.captions import STAGE_TITLES
 from training.report.contents import Course, ReportData, Sites, Values, is_dense
 from training.runs.directory import LOOKED_AT, check_output
@@ -41,7 +41,6 @@ def masks_by_method(kept: dict[str, Values], *, unit: str = "head", seeds: int =
 
     Args:
         kept: For each method, the share of seeds that keep each head.
-        unit: What a cell is.
         seeds: The number of seeds of each method. With several, a cell's shade is the share of them.
     """
     panels = dict(kept)
@@ -57,10 +56,8 @@ def heat_maps(panels: dict[str, Values], *, label: str, top: float | None = 1.0,
     """Draw layer x head pictures side by side.
 
     Args:
-        panels: Values by title.
         label: What the values are; "" for no colour scale.
         top: The top of the scale. None takes the largest value of each panel, and says so in its title.
-        colours: The colour map.
     """
     columns = min(COLUMNS, len(panels))
     lines = -(-len(panels) // columns)
@@ -148,11 +145,8 @@ def kept_by_site(sites: Sites, counts: np.ndarray, ticks: list[str], *, axis: st
     """Draw where heads stay as budgets fall or prices rise: the share of each kind above, of each layer below.
 
     Args:
-        sites: The rows of the heat map.
         counts: The gates that stay, ``[columns, sites]``.
-        ticks: The name of each column.
         axis: What the columns are.
-        title: The title of the picture.
     """
     sizes = np.array([site.gates for site in sites])
     kinds = list(dict.fromkeys(site.kind for site in sites))
@@ -220,11 +214,7 @@ MARK = "drawn by head-gates report"
 
 
 def write_pictures(pictures: Mapping[Path, bytes]) -> None:
-    """Write pictures, all of them or, where one may not be written, none.
-
-    Raises:
-        GateError: if something else than an earlier picture has the name of one.
-    """
+    """Write pictures, all of them or, where one may not be written, none."""
     for path in pictures:
         check_output(path, MARK, "picture of a report")
     for path, content in pictures.items():
@@ -281,8 +271,6 @@ def inline_svg(svg: str, name: str, label: str) -> str:
     """Return a drawn SVG as an element of a page: transparent, its ink in the page's text colour, its ids under the given name.
 
     Args:
-        svg: The content of a file of :func:`picture_files`.
-        name: A name, unique in the page.
         label: A text in place of the picture. It goes into an attribute and must be escaped.
     """
     svg = svg[svg.index("<svg") :].replace("fill: #ffffff", "fill: none", 1)  # the background comes first
@@ -321,13 +309,13 @@ def quality_against_heads(contents: ReportData, stage: str) -> Figure:
     """
     known = set(_of_stage(contents, stage)["method"])
     methods = [method for method in contents.methods if method in known]
-    beside = 0.55 + LETTER * max(map(len, [DENSE, *methods]))  # names and samples of the lines
+    legend_width = 0.55 + LETTER * max(map(len, [DENSE, *methods]))  # names and samples of the lines
     height = max(3.4, 0.6 + 0.19 * (len(methods) + 2))
-    figure = Figure(figsize=(QUALITY_WIDTH + beside, height), layout="constrained")
+    figure = Figure(figsize=(QUALITY_WIDTH + legend_width, height), layout="constrained")
     axes = figure.subplots()
     ends = draw_quality(axes, contents, stage, method_styles(contents.methods))
     axes.set_title(f"{STAGE_TITLES.get(stage, stage)}\n{what_is_drawn(contents, stage)}", fontsize=8.5)
-    legend_beside(figure, axes, sorted(ends, key=lambda name: -ends[name]))
+    legend_on_the_right(figure, axes, sorted(ends, key=lambda name: -ends[name]))
     return figure
 
 
@@ -405,7 +393,7 @@ def quality_of_methods(contents: ReportData) -> Figure:
     bars = "\nbars: 95 % interval of the mean over seeds" if rows["low"].notna().any() else ""
     axes.set(xlabel=f"test {metric}{unit(metric)}{bars}")
     axes.grid(visible=True)
-    legend_beside(figure, axes)
+    legend_on_the_right(figure, axes)
     return figure
 
 
@@ -446,9 +434,6 @@ def recoveries(truth: pd.DataFrame) -> pd.DataFrame:
     Returns:
         :data:`RECOVERY_COLUMNS`: ``recovered``, ``precision`` and ``recall`` where the budget is the number of necessary
         functions; ``smallest``, the budget from which on the function survives at every larger one, NaN where there is none.
-
-    Raises:
-        GateError: for a table without these columns.
     """
     lacking = {"seed", "method", "budget", "needed", "exact", "precision", "recall", "survives"} - set(truth)
     if lacking:
@@ -465,9 +450,6 @@ def ticks(table: pd.DataFrame) -> Figure:
 
     A tick is where every seed found exactly the necessary heads, a cross where none did, otherwise it says how many did. Small
     below is the smallest budget at which the function survives, the mean over seeds.
-
-    Args:
-        table: The columns :data:`RECOVERY_COLUMNS`.
     """
     shares = _shares(table)
     methods, programs = list(shares.index), list(shares.columns)

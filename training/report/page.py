@@ -33,13 +33,9 @@ class Section:
 
     Args:
         id: The id, unique in the page.
-        contents: What the directory holds.
         opening: The result in one sentence.
         lead: The picture that the page opens with, with that sentence as its caption; None without results.
         warning: A warning of a comparison that says nothing; else empty.
-        verdict: The result at length.
-        pictures: The other pictures by section.
-        tables: The tables by name.
         facts: Versions, machine and code, as names and values.
         command: The command that repeats it; empty if unknown.
     """
@@ -133,13 +129,7 @@ def render(sections: Sequence[Section]) -> str:
 
 
 def render_page(template: str, styles: Sequence[str], scripts: Sequence[str], **values: Any) -> str:
-    """Return a page that loads nothing, and runs no script but its own.
-
-    Args:
-        template: The template of the page.
-        styles, scripts: The parts of its style and of its script.
-        values: What the template shows.
-    """
+    """Return a page that loads nothing, and runs no script but its own."""
     environment = Environment(
         loader=PackageLoader("training.report", "template"),
         autoescape=True,
@@ -158,7 +148,7 @@ def render_page(template: str, styles: Sequence[str], scripts: Sequence[str], **
 
 
 def _verdict(contents: ReportData) -> Markup:
-    """Return ``verdict.md`` without raw HTML and pictures, or what the numbers say."""
+    """Return ``verdict.md`` without raw HTML and pictures, or the best methods."""
     if contents.verdict:
         markdown = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
         tokens = markdown.parse(contents.verdict)
@@ -166,8 +156,8 @@ def _verdict(contents: ReportData) -> Markup:
             if token.type in ("heading_open", "heading_close"):
                 token.tag = f"h{min(6, int(token.tag[1:]) + 2)}"  # below the page's own headings
         return Markup(markdown.renderer.render(tokens, markdown.options, {}))
-    said = [captions.best_method(contents, stage) for stage in contents.stages_by_weight] or ["There are no results yet."]
-    return Markup("").join(Markup("<p>{}</p>").format(text) for text in said)
+    sentences = [captions.best_method(contents, stage) for stage in contents.stages_by_weight] or ["There are no results yet."]
+    return Markup("").join(Markup("<p>{}</p>").format(text) for text in sentences)
 
 
 def _facts(contents: ReportData) -> dict[str, str]:

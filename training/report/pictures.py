@@ -65,9 +65,6 @@ def film_strip(course: Course, title: str) -> Figure:
     return figure
 
 
-# What a picture of a report is.
-
-
 @dataclass(frozen=True)
 class Picture:
     """A picture of a report.
@@ -75,8 +72,7 @@ class Picture:
     Args:
         name: The name of its files.
         section: The part of the page: truth, quality, heads, roles, training, agreement or scores.
-        figure: The picture.
-        caption: What it shows, with its result.
+        caption: The description of the picture, with its result.
         alt: A text in its place.
         shown: Whether it is open from the start.
         wide: Whether it scrolls on a narrow screen, since it has several panels side by side.
@@ -112,12 +108,7 @@ COLOUR_OF = {
 
 @styled
 def role_map(table: pd.DataFrame, names: Sequence[str]) -> Figure:
-    """Draw layer x head in the colours of all roles of each head, side by side; white heads have none.
-
-    Args:
-        table: A row for each head, see :func:`training.analysis.roles.role_table`.
-        names: The roles that were measured.
-    """
+    """Draw layer x head in the colours of all roles of each head, side by side; white heads have none."""
     kinds = [kind for kind in KINDS if (table["kind"] == kind).any()]
     height = table.groupby("kind")["site"].nunique().max()
     figure = Figure(figsize=(1.4 + 4.2 * len(kinds), 1.8 + 0.35 * height), layout="constrained")
@@ -169,11 +160,7 @@ def survivors(table: pd.DataFrame, counts: pd.DataFrame) -> Figure:
 
 
 def pictures_of_roles(contents: ReportData) -> list[Picture]:
-    """Return the map of all heads with their roles, then the roles of the heads that methods keep.
-
-    Raises:
-        GateError: if the roles are those of another model.
-    """
+    """Return the map of all heads with their roles, then the roles of the heads that methods keep."""
     table = contents.roles
     if table is None:
         return []
@@ -197,11 +184,7 @@ def _is_measured(table: pd.DataFrame, role: str) -> bool:
 
 
 def figures_for(directory: str | os.PathLike[str]) -> dict[str, Figure]:
-    """Return all pictures of a directory that ``training compare`` or ``training.fit`` wrote, by name.
-
-    Raises:
-        GateError: if it is neither.
-    """
+    """Return all pictures of a directory that ``training compare`` or ``training.fit`` wrote, by name."""
     return {picture.name: picture.figure for picture in pictures_of(read_contents(Path(directory)))}
 
 

@@ -35,11 +35,7 @@ FIND_AGAIN = "find the roles again with --experiments roles"
 
 
 def read_roles(path: Path) -> pd.DataFrame:
-    """A table that the experiment roles wrote, a row for each head, with its kind of attention.
-
-    Raises:
-        GateError: if there is none, or it is no such table.
-    """
+    """Read a table of the experiment roles: a row for each head, with its kind of attention."""
     try:
         types = dict.fromkeys((SPECIALISED, *HAS), bool) | {"head": int, "site": str}
         table = pd.read_csv(io.StringIO(read_text(path, mend=FIND_AGAIN)), dtype=types)
@@ -62,17 +58,7 @@ def read_roles(path: Path) -> pd.DataFrame:
 
 
 def roles_of_gates(table: pd.DataFrame, sites: Sequence[tuple[str, int]], where: str) -> pd.DataFrame:
-    """A row for each gate: site, its number within the site, and the roles of its heads, all of them where a group of heads has
-    one gate.
-
-    Args:
-        table: of roles, a row for each head.
-        sites: label and number of gates of each site, in the order of gates.
-        where: what the gates are those of, for the error.
-
-    Raises:
-        GateError: if the two are not of the same heads.
-    """
+    """Return a row for each gate: its site, its number there, and the roles of its head or of all heads of its group."""
     found = []
     for label, gates in sites:
         own = table[table["site"] == label].sort_values("head")
@@ -89,19 +75,14 @@ def roles_of_gates(table: pd.DataFrame, sites: Sequence[tuple[str, int]], where:
 
 
 def members_by_role(table: pd.DataFrame) -> dict[str, NDArray[np.bool_]]:
-    """For every role that some head has, and for having none, which heads do, ``[heads]``."""
+    """Return which heads have each role that occurs, and which have none, ``[heads]``."""
     groups = {rule.name: table[f"{rule.name}_has"].to_numpy(dtype=bool) for rule in RULES}
     groups[NONE] = (table["roles"] == NONE).to_numpy()
     return {name: members for name, members in groups.items() if members.any()}
 
 
 def role_counts(table: pd.DataFrame, masks: Mapping[tuple[str, int], Mapping[int, NDArray[np.float64]]]) -> pd.DataFrame:
-    """Heads of every role that each method keeps, means over seeds.
-
-    Args:
-        table: of roles, a row for each head.
-        masks: by method and budget, by seed, ``[heads]``.
-    """
+    """Count the heads of every role that each method keeps, in the mean over seeds."""
     rows = []
     for (method, budget), of_seeds in masks.items():
         kept = np.mean([mask > 0 for mask in of_seeds.values()], axis=0)
@@ -111,23 +92,19 @@ def role_counts(table: pd.DataFrame, masks: Mapping[tuple[str, int], Mapping[int
     return pd.DataFrame(rows)
 
 
-# The attention of any head in a few sentences, which the experiment roles leaves beside ``roles.csv`` and pages show.
+# The attention of each head in a few sentences, from the experiment roles, for pages.
 
 ATTENTION = "attention.json"
 HEAD, SENTENCE = ("name", "kind", "roles", "site", "head"), ("name", "tokens", "weights")
 
 
 def as_text(attention: dict[str, Any]) -> str:
-    """Attention as compact JSON."""
+    """Return attention as compact JSON."""
     return json.dumps(attention, separators=(",", ":"))
 
 
 def read_attention(folder: Path) -> str | None:
-    """The attention that lies beside a table of roles, as a page holds it; None where there is none.
-
-    Raises:
-        GateError: if it is damaged.
-    """
+    """Return the attention in the folder of a table of roles as compact JSON; None without such a file."""
     path = folder / ATTENTION
     try:
         found = read_json(path, dict, mend=FIND_AGAIN)
@@ -143,7 +120,7 @@ def read_attention(folder: Path) -> str | None:
 
 
 def _check(head: dict[str, Any], sentences: list[dict[str, Any]]) -> None:
-    """Raises some error where the attention of a head is not that of a sentence's tokens."""
+    """Raise an error if the attention of a head does not fit a sentence's tokens."""
     _, kind, _, site, number = (head[name] for name in HEAD)
     if kind not in KINDS:
         raise ValueError(f"the kind {kind!r}")
@@ -179,11 +156,7 @@ def read_contents(path: Path, roles: Path | None = None) -> ReportData:
     """Read a directory of ``training compare`` or ``training.fit``.
 
     Args:
-        path: The directory.
         roles: A table of the experiment roles about the same model; by default the directory's own ``roles.csv``, if any.
-
-    Raises:
-        GateError: if it is neither, or one of its files is damaged.
     """
     comparison, metrics = _table(path, "comparison.csv"), _if_there(read_json, path / "metrics.json", dict) or {}
     unfinished = _table(path, UNFINISHED) if comparison is None else None

@@ -44,7 +44,6 @@ class Cell:
     """A cell of a table.
 
     Args:
-        text: What it shows.
         value: The number in the file; None for text, and for missing numbers.
         note: A small text below.
     """
@@ -75,8 +74,6 @@ class Table:
     Args:
         name: The name, unique in its section.
         caption: What the table is, with its result.
-        source: The file that its numbers are from.
-        columns: The columns in order.
         rows: A cell for each column.
         shown: Whether it is open from the start.
         prose: Whether its cells are sentences, whose lines break.

@@ -1,1 +1,1 @@
-"""Where a run writes, what it logs, what it costs, how it shows its progress."""
+"""Directories, files, costs, progress, processes and tracking of runs."""

@@ -24,9 +24,6 @@ class ExampleCounter:
     behind some layers, count in part. An example that a search repeats within a batch counts each time. A module that sees an
     example in several rows, such as windows of a picture, counts them as one. A probe within the model's own pass is no pass.
 
-    Args:
-        gates: The gates of the model.
-
     Attributes:
         forward: The number of examples so far.
         backward: The number of examples whose outputs need a gradient.
@@ -93,9 +90,7 @@ class Cost:
     """The cost of a piece of work.
 
     Args:
-        seconds: The wall time.
         peak_memory_mb: The peak of the tensors on a GPU, or of the whole process on Linux. None elsewhere.
-        steps: The number of optimiser steps.
         forward_examples: The number of examples that passed through the model; a repeated example counts each time.
         backward_examples: The number of examples that a gradient could follow back.
     """
@@ -149,7 +144,6 @@ class Meter:
     """Measure work on a device until :meth:`stop`.
 
     Args:
-        device: The device that computes.
         gates: The gates of the model whose passes are counted, in this process; every other process counts as many. Without
             gates time and memory are measured alone.
         before: The cost of earlier work, which is added.

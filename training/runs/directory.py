@@ -56,11 +56,7 @@ def only_writer(folder: Path, *, wait: bool = True) -> Iterator[None]:
     """Lock a directory during a ``with`` block. It is made if it is missing, and removed if it stays empty.
 
     Args:
-        folder: The directory.
         wait: Whether to wait for the children of a killed process.
-
-    Raises:
-        GateError: If another process holds the lock, or the directory is or lies in a file.
     """
     refuse_file(folder)
     made = [place for place in (folder, *folder.parents) if not place.exists()]
@@ -179,7 +175,6 @@ class RunDirectory:
     """Paths of one run.
 
     Args:
-        path: The directory.
         resumes: Whether it holds a run that this one continues.
     """
 
@@ -192,11 +187,7 @@ class RunDirectory:
 
         Args:
             path: The directory, or None for ``runs/NAME``, with a number if that is taken.
-            name: The name of the run.
             existing: What to do if the directory holds a run.
-
-        Raises:
-            GateError: If it is taken, or there is nothing to resume.
         """
         chosen = Path("runs") / name if path is None else Path(path)
         if path is None and existing == "refuse":
@@ -216,11 +207,7 @@ class RunDirectory:
 
     @classmethod
     def finished(cls, path: str | os.PathLike[str]) -> RunDirectory:
-        """Return the directory of a run that has ended.
-
-        Raises:
-            GateError: If there is no such directory, it does not hold a run, or the run has not ended.
-        """
+        """Return the directory of a run that has ended."""
         found = cls(Path(path))
         if not found.path.is_dir():
             raise GateError(f"the run {str(path)!r} does not exist; give a run directory, or a checkpoint in one")
@@ -326,11 +313,7 @@ def _refuse_taken(folder: Path, existing: Existing, *, holds_run: bool) -> None:
 
 @contextmanager
 def locked_directory(options: RunOptions) -> Iterator[tuple[RunDirectory, bool]]:
-    """Yield the locked run directory, and whether this is the first of the processes that share it.
-
-    Raises:
-        GateError: If it is taken, or another process is at work there.
-    """
+    """Yield the locked run directory, and whether this is the first of the processes that share it."""
     if not is_first_process(os.environ):
         path = os.environ.get(RUN_DIR_OF_FIRST) or options.run_dir
         if path is None:
@@ -371,12 +354,7 @@ def writing_to(output: Path) -> Iterator[None]:
 
 
 def check_output_folder(folder: str | os.PathLike[str], names: Collection[str]) -> None:
-    """Raise :class:`GateError` for an ``--output`` that is no folder, or holds other files than a command writes.
-
-    Args:
-        folder: The folder.
-        names: The names of the files that the command writes.
-    """
+    """Raise :class:`GateError` for an ``--output`` that is no folder, or holds other files than a command writes."""
     if not os.path.lexists(folder):
         return
     if not os.path.isdir(folder):
@@ -404,9 +382,7 @@ def check_output(path: str | os.PathLike[str], mark: str, what: str) -> None:
     """Raise :class:`GateError` for an ``--output`` that is neither empty nor an earlier file of the command.
 
     Args:
-        path: The file.
         mark: A text near the beginning of every such file.
-        what: The kind of file, for the message.
     """
     path = os.path.realpath(path)
     refuse_other_than_file(path)
@@ -435,12 +411,7 @@ def mark_finished(run: RunDirectory) -> None:
 
 
 def is_finished(run: RunDirectory, resolved: str) -> bool:
-    """Return whether the run has ended, all its files are there, and this command asks for nothing else.
-
-    Args:
-        run: The run to resume, with the options that it began with.
-        resolved: The configuration of this command, as YAML.
-    """
+    """Return whether the run has ended, all its files are there, and this command asks for nothing else."""
     try:
         files = [run.path / str(file) for file in read_json(run.path / FINISHED, dict)["files"]]
         began = read_yaml(run.path / CONFIG, "the configuration")

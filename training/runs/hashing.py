@@ -63,8 +63,6 @@ def add_column(digest: xxhash.xxh3_128, split: Dataset, name: str) -> None:
     """Add all values of a column to a hash, in order. The hash does not depend on the width of integers or the memory layout.
 
     Args:
-        digest: The hash.
-        split: The data.
         name: The column: integers, lists of integers, or anything that JSON can hold.
     """
     column = split.select_columns(name).with_format("arrow")
@@ -99,12 +97,9 @@ def probed(file: str) -> str:
 
 
 def cache_of(dataset: str) -> str | None:
-    """Return the cache of ``datasets`` for a data set, or None for the default one.
+    """Return the cache of ``datasets`` for a dataset, or None for the default one.
 
     A folder with a card (``README.md``) gets a cache of its own: ``datasets`` notices neither its place nor its changes.
-
-    Args:
-        dataset: The name of a data set on the hub, or a folder.
     """
     folder = Path(dataset)
     if not (folder / "README.md").is_file():

@@ -15,14 +15,7 @@ OF_MPI = ("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE")
 
 @dataclass(frozen=True)
 class World:
-    """The processes of one job.
-
-    Args:
-        launcher: The name of the program that started the processes.
-        size: The number of processes.
-        rank: The number of this process.
-        per_node: The number of processes on each machine.
-    """
+    """The processes of one job."""
 
     launcher: str
     size: int
@@ -37,11 +30,7 @@ class World:
             )
 
     def fitted(self, options: TrainerOptions) -> TrainerOptions:
-        """Return the trainer's options with the devices and machines of this job.
-
-        Raises:
-            GateError: If the options name another number of devices or machines.
-        """
+        """Return the trainer's options with the devices and machines of this job."""
         devices, nodes = options.devices, self.size // self.per_node
         count = len(devices) if isinstance(devices, list) else devices
         if str(count) not in ("auto", "-1", str(self.per_node)):
@@ -58,11 +47,7 @@ class World:
 
 
 def launched(environment: Mapping[str, str]) -> World | None:
-    """Return the processes that something other than Lightning started together with this one, or None if nothing did.
-
-    Raises:
-        GateError: If the variables contradict each other, or name processes that cannot train together.
-    """
+    """Return the processes that something other than Lightning started together with this one, or None if nothing did."""
     given = environment.keys()
     if "TORCHELASTIC_RUN_ID" in given or {"RANK", "WORLD_SIZE"} <= given:
         launcher = "torchrun" if "TORCHELASTIC_RUN_ID" in given else "a launcher (RANK and WORLD_SIZE)"

@@ -40,16 +40,7 @@ def folders_fingerprint(*folders: Path) -> str:
 
 
 def own_function(name: str, what: str, takes: str) -> Callable[..., Any]:
-    """Import the function behind ``module:function``.
-
-    Args:
-        name: The name as it was given.
-        what: The kind of function, such as a score.
-        takes: The kind of its one argument.
-
-    Raises:
-        GateError: If there is no such module or function, its import fails, or it does not take one argument.
-    """
+    """Import the function behind ``module:function``."""
     module_name, _, attribute = name.partition(":")
     if module_name.endswith(".py"):
         dotted = ".".join(Path(module_name).with_suffix("").parts)

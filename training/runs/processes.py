@@ -29,11 +29,7 @@ T = TypeVar("T")
 
 
 def start(trainer: pl.Trainer) -> None:
-    """Start a trainer's other processes now, so that the first process can decide for all of them.
-
-    Raises:
-        GateError: For a strategy whose processes end with each training.
-    """
+    """Start a trainer's other processes now, so that the first process can decide for all of them."""
     strategy = trainer.strategy
     if trainer.world_size == 1:
         return
@@ -63,11 +59,7 @@ class Tasks(SLURMEnvironment):
 
 
 def environment_of(world: World | None) -> ClusterEnvironment:
-    """Return Lightning's view of the processes that a launcher started; it starts its own if none did.
-
-    Raises:
-        GateError: If the environment of LSF is incomplete.
-    """
+    """Return Lightning's view of the processes that a launcher started; it starts its own if none did."""
     if world is None or world.size == 1:
         return LightningEnvironment()
     if world.launcher == "srun":

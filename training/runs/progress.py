@@ -35,7 +35,6 @@ class Stage:
     """Work that is under way. Made by :func:`begin` and :func:`stage`.
 
     Args:
-        display: The display that shows it.
         name: The name of the work.
         total: The number of pieces of work, such as steps. None if it is unknown.
         done: The number of pieces that were done before.
@@ -85,11 +84,7 @@ class Stage:
 
 
 class Display:
-    """The stages that are under way, the innermost last. This display shows nothing.
-
-    Args:
-        clock: A function that returns seconds from any point in time.
-    """
+    """The stages that are under way, the innermost last. This display shows nothing."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -124,7 +119,7 @@ class PlainLines(Display):
     def __init__(self, file: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
         self.file = file
-        self.said = clock()
+        self.last_printed = clock()
 
     def show_begin(self, stage: Stage) -> None:
         if len(self.stages) == 1:
@@ -133,7 +128,7 @@ class PlainLines(Display):
             self.changed(stage)
 
     def changed(self, stage: Stage) -> None:
-        if self.clock() - self.said < INTERVAL or stage not in self.stages:
+        if self.clock() - self.last_printed < INTERVAL or stage not in self.stages:
             return
         shown = list(dict.fromkeys((self.stages[0], self.stages[-1])))
         left = next((seconds for one in shown if (seconds := one.left()) is not None), None)
@@ -144,7 +139,7 @@ class PlainLines(Display):
             self._say(f"{stage.text}, took {duration(stage.seconds())}")
 
     def _say(self, text: str) -> None:
-        self.said = self.clock()
+        self.last_printed = self.clock()
         print(text, file=self.file, flush=True)
 
 
@@ -233,7 +228,6 @@ def stage(name: str, total: float | None = None) -> Iterator[Stage]:
     """Show a stage during a ``with`` block, or a function that this decorates.
 
     Args:
-        name: The name of the work.
         total: The number of pieces of work. None if it is unknown.
     """
     shown, completed = begin(name, total), False
@@ -245,13 +239,7 @@ def stage(name: str, total: float | None = None) -> Iterator[Stage]:
 
 
 def track(items: Iterable[T], name: str, *, name_of: Callable[[T], str] = lambda item: "") -> Iterator[T]:
-    """Iterate over items in a stage of their own. An item is done when the next one is requested.
-
-    Args:
-        items: The pieces of work.
-        name: The name of the stage.
-        name_of: A function that names the item that is under way.
-    """
+    """Iterate over items in a stage of their own. An item is done when the next one is requested."""
     with stage(name, len(items) if isinstance(items, Sized) else None) as shown:
         for item in items:
             shown.work_on(name_of(item))

@@ -51,15 +51,7 @@ def unreachable(options: LauncherOptions, error: Exception) -> GateError:
 
 @contextmanager
 def connected(options: LauncherOptions, accelerator: str) -> Iterator[None]:
-    """Connect to a cluster for a ``with`` block: the one at the address, or one of this machine, which ends with the block.
-
-    Args:
-        options: The options of the launcher.
-        accelerator: The accelerator of the trainer of every task.
-
-    Raises:
-        GateError: If there is no cluster, or it lacks what a task needs.
-    """
+    """Connect to a cluster for a ``with`` block: the one at the address, or one of this machine, which ends with the block."""
     check_ray(options)
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
@@ -85,15 +77,7 @@ def connected(options: LauncherOptions, accelerator: str) -> Iterator[None]:
 
 
 def gpus_per_task(options: LauncherOptions, accelerator: str) -> float:
-    """Return the number of GPUs of each task on the connected cluster.
-
-    Args:
-        options: The options of the launcher.
-        accelerator: The accelerator of the trainer.
-
-    Raises:
-        GateError: If no machine of the cluster has as many cores or GPUs as a task gets.
-    """
+    """Return the number of GPUs of each task on the connected cluster."""
     import ray
 
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]

@@ -18,15 +18,7 @@ from training.runs.stored import read_json
 
 
 def read_options(file: Path, *, mend: str) -> dict[str, Any]:
-    """Return the options in a resolved configuration, by their names with dots.
-
-    Args:
-        file: The configuration.
-        mend: What to do if it is damaged.
-
-    Raises:
-        GateError: If it cannot be read.
-    """
+    """Return the options in a resolved configuration, by their names with dots."""
     try:
         return flat_options(read_yaml(file, "the configuration"))
     except (GateError, yaml.YAMLError, AttributeError, RecursionError) as error:
@@ -91,12 +83,7 @@ INPUTS = {
 
 
 def check_same_options(run: RunDirectory, resolved: str) -> None:
-    """Raise :class:`GateError` if a resumed run has other options than it began with, except for free ones.
-
-    Args:
-        run: The run to resume.
-        resolved: The configuration of this command, as YAML.
-    """
+    """Raise :class:`GateError` if a resumed run has other options than its beginning, except for free ones."""
     began, now = _options_of(run), flat_options(yaml.safe_load(resolved))
     if difference := _first_difference(began, now, began.keys() | now.keys(), FREE_WHEN_RESUMED):
         raise GateError(
@@ -106,12 +93,7 @@ def check_same_options(run: RunDirectory, resolved: str) -> None:
 
 
 def check_same_inputs(run: RunDirectory, determined_by: Mapping[str, Any]) -> None:
-    """Raise :class:`GateError` if a resumed run has other data, code or first weights than it began with. Write nothing.
-
-    Args:
-        run: The run to resume.
-        determined_by: Everything that its training depends on, as JSON.
-    """
+    """Raise :class:`GateError` if a resumed run has other data, code or first weights than its beginning. Write nothing."""
     began = _began_with(run, "start a new run, or delete this file if you are sure that its data are as they were")
     if began is None:
         return
@@ -124,12 +106,7 @@ def check_same_inputs(run: RunDirectory, determined_by: Mapping[str, Any]) -> No
 
 
 def check_same_data(run: RunDirectory, fingerprint: Callable[[], str]) -> None:
-    """Raise :class:`GateError` if the data of a finished run, or their encoding, have changed.
-
-    Args:
-        run: The finished run.
-        fingerprint: A function that returns the fingerprint of the data as they are now.
-    """
+    """Raise :class:`GateError` if the data of a finished run, or their encoding, have changed."""
     began = _began_with(run)
     if began is None or began.get("data") != fingerprint():
         raise GateError(
@@ -162,7 +139,7 @@ def checkpoint_of(options: RunOptions, run: RunDirectory, first: bool) -> str | 
     """Return the checkpoint in the folder of the run whose files the data need, such as a vocabulary; None where there is none.
 
     Raises:
-        GateError: If the checkpoint would be overwritten, or is another than a resumed run began with.
+        GateError: If the checkpoint would be overwritten, or differs from that of a resumed run.
     """
     if not run.resumes:
         if first and options.ckpt_path is not None and run.path.resolve() in Path(options.ckpt_path).resolve().parents:
@@ -204,22 +181,12 @@ FREE = (*FREE_WHEN_RESUMED, *COMPARED)
 
 
 def goes_on(run: RunDirectory, resolved: str) -> bool:
-    """Return whether a comparison continues an earlier one: one with finished tables, or one of the same configuration.
-
-    Args:
-        run: The directory of the comparison, after :func:`check_same_comparison`.
-        resolved: The configuration of this command, as YAML.
-    """
+    """Return whether a comparison continues an earlier one: one with finished tables, or one of the same configuration."""
     return (run.path / METRICS).is_file() or RunDirectory(run.path).holds(resolved)
 
 
 def check_same_comparison(run: RunDirectory, resolved: str) -> None:
-    """Raise :class:`GateError` if new tables would replace finished ones of another model, other data or other training.
-
-    Args:
-        run: The directory of the comparison.
-        resolved: The configuration of this command, as YAML.
-    """
+    """Raise :class:`GateError` if new tables would replace finished ones of another model, other data or other training."""
     file = run.path / CONFIG
     if not (run.path / METRICS).is_file() or not file.is_file():
         return

@@ -45,12 +45,7 @@ def remove_checksums(folder: Path) -> None:
 
 
 def check_unchanged(path: Path, text: str) -> None:
-    """Raise :class:`GateError` if a file is not what was written, or the checksums are damaged.
-
-    Args:
-        path: The file, in the directory of a run or comparison or in one of its folders.
-        text: The content of the file.
-    """
+    """Raise :class:`GateError` if a file has changed since it was written, or the checksums are damaged."""
     for folder in path.absolute().parents[:2]:
         file = folder / CHECKSUMS
         if not file.exists():
@@ -83,10 +78,6 @@ WHOLE = ("seed", "budget", "heads", "step", "layer", "head", "gate", "seeds", "o
 def read_text(path: Path, *, mend: str = AGAIN) -> str:
     """Return the text of a file.
 
-    Args:
-        path: The file.
-        mend: What to do if it is damaged.
-
     Raises:
         FileNotFoundError: If there is none.
         GateError: If it is damaged, or has changed since it was written.
@@ -100,9 +91,7 @@ def read_json(path: Path, kind: type[T], *, mend: str = AGAIN) -> T:
     """Return the content of a JSON file; see :func:`read_text`.
 
     Args:
-        path: The file.
         kind: The type of its content: ``dict``, ``list``, or ``object`` for any.
-        mend: What to do if it is damaged.
     """
     text = _text_of(path, mend)
     content = _parsed(path, text, kind, "JSON", mend)
@@ -114,9 +103,7 @@ def read_table(path: Path, *, needed: Collection[str] = (), mend: str = AGAIN) -
     """Return a table whose numbers are numbers; see :func:`read_text`.
 
     Args:
-        path: The file.
         needed: The columns that it must have.
-        mend: What to do if it is damaged: cut off, without a column, or with a text in place of a number.
     """
     text = _text_of(path, mend)
     if text and not text.endswith("\n"):
@@ -176,16 +163,14 @@ def check_numbers(path: Path, name: str, column: pd.Series[Any], mend: str) -> N
         line = int(wrong.to_numpy().argmax())
         value = column.iloc[line]
         kind = "a whole number" if name in WHOLE else "a number"
-        said = "nothing" if pd.isna(value) else repr(str(value)[:40])
-        raise damaged(path, "this table", f"line {line + 2} has {said} in the column {name!r}, where {kind} is expected", mend)
+        written = "nothing" if pd.isna(value) else repr(str(value)[:40])
+        raise damaged(
+            path, "this table", f"line {line + 2} has {written} in the column {name!r}, where {kind} is expected", mend
+        )
 
 
 def read_arrays(path: Path, *, mend: str = AGAIN) -> dict[str, np.ndarray]:
-    """Return the arrays of an ``npz`` file by name. Pickled objects are refused.
-
-    Raises:
-        GateError: If it is missing or damaged.
-    """
+    """Return the arrays of an ``npz`` file by name. Pickled objects are refused."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return dict(arrays)

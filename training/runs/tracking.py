@@ -38,11 +38,7 @@ Mode = Literal["online", "offline", "disabled"]
 
 
 def reachable(options: WandbOptions) -> WandbOptions:
-    """Return the options with a mode that works: with ``auto``, a server that does not answer makes the run offline.
-
-    Raises:
-        GateError: If the mode is ``online`` and that is not possible.
-    """
+    """Return the options with a mode that works: with ``auto``, a server that does not answer makes the run offline."""
     mode = resolved_mode(options)
     if mode != "online" or not is_first_process(os.environ):
         return replace(options, mode=mode)
@@ -121,9 +117,6 @@ def has_home() -> bool:
 def environment_of_wandb(run_path: Path | None = None) -> Iterator[None]:
     """Set up W&B's environment variables for a ``with`` block. Empty variables are removed, and the client reports nothing
     about itself.
-
-    Raises:
-        GateError: If W&B does not take a variable, which the message names.
     """
     for name in [name for name, value in os.environ.items() if name.startswith("WANDB_") and not value]:
         del os.environ[name]
@@ -160,9 +153,6 @@ def start(options: WandbOptions, run_path: Path, *, config: Mapping[str, Any], *
     offline run.
 
     Args:
-        options: The options of the run.
-        run_path: The run directory.
-        config: The options to show in W&B.
         described: ``id``, ``name``, ``group``, ``job_type`` and the like, as ``wandb.init`` takes them.
     """
     mode = resolved_mode(options)

@@ -1,1 +1,1 @@
-"""Intervals, tests, agreement, and what they say in words."""
+"""Intervals, tests, agreement, and their summary in words."""

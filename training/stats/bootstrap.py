@@ -1,7 +1,7 @@
 """The paired bootstrap over test examples, for any metric. Pure functions on arrays.
 
-Predictions, class numbers or texts, are ``[systems, examples]`` in one fixed order of examples, so that every difference is a
-paired one. What is said of several seeds is in :mod:`training.stats.significance`.
+Predictions, class numbers or texts, are ``[systems, examples]`` in one fixed order of examples, so every difference is paired.
+Tests over several seeds are in :mod:`training.stats.significance`.
 """
 
 from __future__ import annotations
@@ -22,25 +22,21 @@ from training.tasks.translation import BleuTokenizer, bleu_counts, bleu_of_count
 
 LEVEL = 0.95
 RESAMPLES = 10_000
-"""So many that Holm's correction over all pairs of a dozen methods can still come below 0.05."""
-CHUNK = 500
-"""Resamples drawn at a time: 10,000 examples take 20 MB."""
+"""Enough for p values below 0.05 after Holm's correction over all pairs of a dozen methods."""
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 
-# -- metrics that are functions of means over examples ------------------------------------------------------------
-
-
+# Metrics that are functions of means over examples.
 @dataclass(frozen=True)
 class MeanMetric:
-    """A metric that depends on means over examples alone, so that a resample of examples is one matrix product.
+    """A metric that is a function of means over examples, so that a resample of examples is one matrix product.
 
     Args:
-        statistics: from predictions ``[..., examples]`` and targets (broadcastable) to what is averaged,
-            ``[..., examples, k]``.
-        value: from the means ``[..., k]`` to the metric ``[...]``.
+        statistics: A function of predictions ``[..., examples]`` and targets (broadcastable) that returns the terms of the
+            means, ``[..., examples, k]``.
+        value: A function of the means ``[..., k]`` that returns the metric ``[...]``.
     """
 
     statistics: Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]
@@ -52,7 +48,7 @@ def _correct(predictions: Integers, targets: Integers) -> NDArray[Any]:
 
 
 def _text_counts(predictions: NDArray[Any], targets: NDArray[Any], tokenize: BleuTokenizer = "13a") -> NDArray[Any]:
-    """What BLEU counts in each text, and at last the number of texts, the same for all: ``[..., examples, 11]``."""
+    """Return the counts of BLEU for each text, and last the number of all texts: ``[..., examples, 11]``."""
     references = np.broadcast_to(targets, predictions.shape)
     counts = bleu_counts(predictions.ravel().tolist(), references.ravel().tolist(), tokenize=tokenize)
     texts = np.full((len(counts), 1), predictions.shape[-1])
@@ -60,8 +56,7 @@ def _text_counts(predictions: NDArray[Any], targets: NDArray[Any], tokenize: Ble
 
 
 def _bleu(means: Array) -> Array:
-    """From means back to sums, which smoothing needs."""
-    return bleu_of_counts(np.rint(means[..., :-1] * means[..., -1:]))
+    return bleu_of_counts(np.rint(means[..., :-1] * means[..., -1:]))  # smoothing needs sums
 
 
 def _surprise_and_tokens(predictions: NDArray[Any], targets: NDArray[Any]) -> NDArray[Any]:
@@ -74,26 +69,26 @@ def _perplexity(means: Array) -> Array:
 
 
 def _of_words(predictions: NDArray[Any], targets: NDArray[Any]) -> Iterator[tuple[list[str], list[str]]]:
-    """The predicted and the true tags of every sentence of every row."""
+    """Yield the predicted and the true tags of every sentence of every row."""
     true = np.broadcast_to(targets, predictions.shape)
     return ((own.split(), gold.split()) for own, gold in zip(predictions.ravel().tolist(), true.ravel().tolist(), strict=True))
 
 
 def _word_counts(predictions: NDArray[Any], targets: NDArray[Any]) -> NDArray[Any]:
-    """The words of each sentence whose tags are right, and all its words: ``[..., examples, 2]``."""
+    """Return the words of each sentence with the right tag, and all its words: ``[..., examples, 2]``."""
     counts = [(sum(map(eq, own, gold)), len(gold)) for own, gold in _of_words(predictions, targets)]
     return np.array(counts).reshape(*predictions.shape, 2)
 
 
 def _entity_counts(predictions: NDArray[Any], targets: NDArray[Any]) -> NDArray[Any]:
-    """The entities of each sentence that are right, predicted and true: ``[..., examples, 3]``."""
+    """Return the right, predicted and true entities of each sentence: ``[..., examples, 3]``."""
     own, gold = zip(*_of_words(predictions, targets), strict=True)
     scheme = scheme_of({tag for tags in (*own, *gold) for tag in tags}) or "BIO"  # only the tag O: there are no entities
     return entity_counts(own, gold, scheme).reshape(*predictions.shape, 3)
 
 
 def bleu_metric(tokenize: BleuTokenizer) -> MeanMetric:
-    """Corpus BLEU with one of sacrebleu's tokenizers."""
+    """Return corpus BLEU with one of sacrebleu's tokenizers."""
     return MeanMetric(partial(_text_counts, tokenize=tokenize), _bleu)
 
 
@@ -109,22 +104,16 @@ METRICS: dict[str, MeanMetric | Callable[[NDArray[Any], NDArray[Any]], Array]] =
     "token_accuracy": MeanMetric(_word_counts, lambda means: means[..., 0] / means[..., 1]),
     "entity_f1": MeanMetric(_entity_counts, entity_f1),
 }
-"""Of classes, of numbers, of texts, of the negative log likelihoods of examples with their tokens, and of tags of words with
-spaces between them."""
+"""The metrics of classes, numbers, texts, negative log likelihoods with numbers of tokens, and tags of words between spaces."""
 OF_CLASSES = ("accuracy", "f1", "binary_f1", "matthews")
 Metric = str | MeanMetric | Callable[[Integers, Integers], ArrayLike]
 
 
 def metric_values(predictions: ArrayLike, targets: ArrayLike, metric: Metric = "accuracy") -> Array:
-    """The metric of every row of predictions.
+    """Return the metric of every row of predictions ``[..., examples]``.
 
     Args:
-        predictions: ``[..., examples]``.
-        targets: ``[examples]`` or as predictions.
-        metric: a name in :data:`METRICS`, a :class:`MeanMetric`, or any function of both that works along the last axis.
-
-    Returns:
-        ``[...]``.
+        metric: A name in :data:`METRICS`, a :class:`MeanMetric`, or any function of both that works along the last axis.
     """
     rows, true = _aligned(predictions, targets)
     chosen = find_metric(metric)
@@ -134,11 +123,7 @@ def metric_values(predictions: ArrayLike, targets: ArrayLike, metric: Metric = "
 
 
 def majority_class(targets: ArrayLike) -> dict[str, float]:
-    """What always answering the most frequent class would score, by metric.
-
-    Args:
-        targets: class numbers ``[examples]``.
-    """
+    """Return the score of always answering the most frequent class, by metric."""
     true = np.asarray(targets)
     classes, counts = np.unique(true, return_counts=True)
     answer = np.full_like(true, classes[counts.argmax()])
@@ -147,17 +132,13 @@ def majority_class(targets: ArrayLike) -> dict[str, float]:
 
 
 def majority_tag(targets: ArrayLike) -> dict[str, float]:
-    """The same of words: what always answering the most frequent tag would score.
-
-    Args:
-        targets: the tags of sentences, with spaces between them ``[examples]``.
-    """
+    """Return the score of always answering the most frequent tag; the targets are the tags of sentences between spaces."""
     _, counts = np.unique([tag for tags in np.asarray(targets).tolist() for tag in tags.split()], return_counts=True)
     return {"token_accuracy": float(counts.max() / counts.sum())}
 
 
 def find_metric(metric: Metric) -> MeanMetric | Callable[[Integers, Integers], ArrayLike]:
-    """A metric by its name; anything else as it is."""
+    """Return a metric by its name, and any other metric unchanged."""
     if not isinstance(metric, str):
         return metric
     if metric not in METRICS:
@@ -174,11 +155,11 @@ def _aligned(predictions: ArrayLike, targets: ArrayLike) -> tuple[Integers, Inte
     return rows, true
 
 
-# -- the paired bootstrap ------------------------------------------------------------------------------------------
+# The paired bootstrap.
 
 
 class Difference(NamedTuple):
-    """A metric of a minus that of b, its interval, and a two-sided p value; NaN where none is claimed."""
+    """A metric of a minus that of b, its interval, and a two-sided p value; NaN without a test."""
 
     difference: float
     low: float
@@ -189,17 +170,14 @@ class Difference(NamedTuple):
 def resample_metric(
     predictions: ArrayLike, targets: ArrayLike, metric: Metric = "accuracy", *, resamples: int = RESAMPLES, seed: int = 0
 ) -> tuple[Array, Array]:
-    """The metric of many systems on the same resamples of examples, for paired differences of any two.
+    """Return the metric of systems, ``[systems]``, and on the same resamples of examples, ``[resamples, systems]``.
 
     Args:
-        predictions: ``[systems, examples]``.
-        targets: ``[examples]`` or ``[systems, examples]``.
-        metric: see :func:`metric_values`; functions are called once per resample, the others are fast.
-        resamples: of the examples, drawn with replacement, the same for all systems.
-        seed: of the resampling.
-
-    Returns:
-        Values ``[systems]`` and replicates ``[resamples, systems]``.
+        predictions: The predictions ``[systems, examples]``.
+        targets: The targets ``[examples]`` or ``[systems, examples]``.
+        metric: The metric, see :func:`metric_values`. Functions are called once per resample; the others are fast.
+        resamples: The number of resamples with replacement.
+        seed: The seed of the resampling.
     """
     rows, true = _aligned(predictions, targets)
     systems, examples = rows.shape
@@ -208,12 +186,12 @@ def resample_metric(
     statistics = None
     if isinstance(chosen, MeanMetric):
         statistics = chosen.statistics(rows, true)
-        exact = np.float64 if np.issubdtype(statistics.dtype, np.floating) else np.float32  # which holds counts exactly
+        exact = np.float64 if np.issubdtype(statistics.dtype, np.floating) else np.float32  # float32 holds counts exactly
         statistics = statistics.astype(exact)
         parts = statistics.shape[-1]
         statistics = np.ascontiguousarray(statistics.transpose(1, 0, 2).reshape(examples, systems * parts))
-    for start in range(0, resamples, CHUNK):
-        size = min(CHUNK, resamples - start)
+    for start in range(0, resamples, 500):  # 500 resamples of 10,000 examples take 20 MB
+        size = min(500, resamples - start)
         drawn = random.integers(examples, size=(size, examples))
         if statistics is not None:
             assert isinstance(chosen, MeanMetric)
@@ -228,21 +206,18 @@ def resample_metric(
 
 
 def resampled_difference(difference: float, replicates: ArrayLike, *, level: float = LEVEL) -> Difference:
-    """Whether one system is better than another beyond the chance of examples (Efron and Tibshirani 1993; Koehn 2004).
+    """Test the difference of two systems against the chance of examples (Efron and Tibshirani 1993; Koehn 2004).
 
-    It is of these two systems, as they are trained: how they would differ with other seeds it does not know.
+    The test is about these two trained systems, not about other seeds. p is at least ``2 / (resamples + 1)``, and below
+    ``1 - level`` if the interval excludes 0.
 
     Args:
-        difference: of their metric.
-        replicates: of the same on resamples of examples ``[resamples]``.
-        level: of the percentile interval.
-
-    Returns:
-        The p value is of the difference being on the other side of 0, at least ``2 / (resamples + 1)``, and below
-        ``1 - level`` where the interval does not hold 0.
+        difference: The difference of their metric.
+        replicates: The differences on resamples of examples ``[resamples]``.
+        level: The level of the percentile interval.
     """
     drawn = np.array(replicates, dtype=float)
-    drawn[np.abs(drawn) < 1e-12] = 0.0  # what rounding leaves of a tie
+    drawn[np.abs(drawn) < 1e-12] = 0.0  # ties, but for rounding
     low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
     tail = min((drawn <= 0).sum(), (drawn >= 0).sum()) + 1
     return Difference(difference, float(low), float(high), float(min(1.0, 2 * tail / (len(drawn) + 1))))

@@ -1,4 +1,4 @@
-"""How numbers are written for people: metrics in percent where that is usual, the same everywhere in a report."""
+"""Format numbers for people: metrics in percent where that is usual, the same everywhere in a report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pandas as pd
 
 Number = TypeVar("Number", float, pd.Series)
 NONE = "\N{EN DASH}"
-"""Stands for a missing number."""
+"""The sign for a missing number."""
 IN_PERCENT = dict.fromkeys(
     ("accuracy", "f1", "binary_f1", "matthews", "pearson", "spearman", "token_accuracy", "entity_f1"), " %"
 )
@@ -27,8 +27,7 @@ BOUNDS = {
 CACHE = "kv_bytes_per_token"
 """Column of the bytes of keys and values that generation keeps of each token."""
 CLOSED = "closed_by_gates"
-"""Column of the share of the closed heads that gates had closed by themselves at the end of the prune phase, before their rank
-closed the rest."""
+"""The column of the share of closed heads that gates had closed at the end of the prune phase, before rank closed the rest."""
 
 
 def shown(metric: str, value: Number) -> Number:
@@ -42,7 +41,7 @@ def unit(metric: str) -> str:
     >>> unit("accuracy"), unit("mismatched_accuracy"), unit("loss")
     (' %', ' %', '')
     """
-    return next((said for known, said in IN_PERCENT.items() if metric == known or metric.endswith(f"_{known}")), "")
+    return next((sign for known, sign in IN_PERCENT.items() if metric == known or metric.endswith(f"_{known}")), "")
 
 
 def number(metric: str, value: float) -> str:
@@ -95,7 +94,7 @@ def budget_label(budget: int, kinds: Mapping[str, int], unit: str = "head", with
 
 
 def duration(seconds: float) -> str:
-    """Return seconds as people say them: ``12 s``, ``3.5 min``, ``2.1 h``."""
+    """Return a duration with a readable unit: ``12 s``, ``3.5 min``, ``2.1 h``."""
     if math.isnan(seconds):
         return NONE
     if 0 < seconds < 0.05:

@@ -17,12 +17,9 @@ from training.stats.bootstrap import LEVEL, Array, Difference, resampled_differe
 from training.stats.numbers import counted
 
 SIGNIFICANCE = 0.05
-"""Below it p is called significant."""
+"""The level below which p is called significant."""
 MINIMUM_BLOCKS = 6
 """Fewer non-zero paired differences cannot reach p < 0.05: the exact two-sided Wilcoxon p is at least 2 / 2^blocks."""
-
-
-# -- over seeds ------------------------------------------------------------------------------------------------
 
 
 class Interval(NamedTuple):
@@ -38,19 +35,15 @@ class Interval(NamedTuple):
 def interval(values: ArrayLike, level: float = LEVEL, *, bounds: tuple[float, float] | None = None) -> Interval:
     """Return the mean over seeds with Student's t interval, right for few values of a normal spread; one value has none (NaN).
 
-    Of a metric with bounds it is that of the log odds of the mean, by the delta method, brought back (the logit interval of
-    Korn and Graubard 1998, the one that Stata's ``proportion`` states). With few seeds and means near a bound the plain
-    interval would reach beyond it, and a clipped one would put all of its error on the other side. Log odds of the mean, not
-    the mean of log odds: a seed may lie on the bound. Where there is a least value alone, the logarithm of the distance from it
-    is in their place.
+    A metric with bounds has the logit interval of Korn and Graubard (1998), as in Stata's ``proportion``: the interval of the
+    log odds of the mean, by the delta method, transformed back. Near a bound the plain interval would reach beyond it, and
+    clipping would put all of its error on the other side. The log odds of the mean are used, not the mean of log odds, because
+    a seed may lie on the bound. A metric with a lower bound alone uses the logarithm of the distance from it.
 
     Args:
-        values: ``[seeds]``.
-        level: of confidence.
-        bounds: least and largest value that the metric can take; None for a metric without.
-
-    Raises:
-        GateError: if there is no value, or one lies beyond the bounds.
+        values: The values ``[seeds]``.
+        level: The level of confidence.
+        bounds: The least and the largest possible value of the metric.
     """
     sample = np.asarray(values, dtype=float).ravel()
     count = len(sample)
@@ -78,16 +71,10 @@ def interval(values: ArrayLike, level: float = LEVEL, *, bounds: tuple[float, fl
     return Interval(mean, std, low, high, count)
 
 
-# -- other tests ---------------------------------------------------------------------------------------------------
-
-
 def mcnemar(correct_a: ArrayLike, correct_b: ArrayLike) -> float:
-    """Return p of the exact McNemar test (1947) of two systems on the same examples.
+    """Return p of the exact McNemar test (1947) of two systems on the same examples, from booleans ``[examples]``.
 
     It is the two-sided binomial p of the examples that only one of them gets right; 1 if there is none.
-
-    Args:
-        correct_a, correct_b: booleans ``[examples]``.
     """
     first, second = np.asarray(correct_a, dtype=bool), np.asarray(correct_b, dtype=bool)
     if first.shape != second.shape:
@@ -112,10 +99,10 @@ class RankTest:
     """A test on ranks over seeds, its blocks.
 
     Args:
-        statistic, p: None where there are too few blocks.
-        blocks: that the test has.
-        average_ranks: of each method (1 is best), in the order given; for the Wilcoxon test empty.
-        reason: why there is no p value; empty if there is one.
+        statistic, p: The result; None with too few blocks.
+        blocks: The number of blocks.
+        average_ranks: The rank of each method (1 is best); empty for the Wilcoxon test.
+        reason: The reason why there is no p value.
     """
 
     statistic: float | None
@@ -126,8 +113,9 @@ class RankTest:
 
 
 def wilcoxon(a: ArrayLike, b: ArrayLike, *, seed: int = 0) -> RankTest:
-    """Wilcoxon's signed-rank test (1945) of two methods over paired blocks ``[blocks]``: exact up to 13 blocks, then by random
-    signs. Blocks in which both are equal do not count.
+    """Compare two methods over paired blocks ``[blocks]`` by Wilcoxon's signed-rank test (1945).
+
+    The test is exact up to 13 blocks, then by random signs. Blocks in which both are equal do not count.
     """
     differences = np.asarray(a, dtype=float) - np.asarray(b, dtype=float)
     differences = differences[np.abs(differences) > 1e-12]
@@ -141,15 +129,15 @@ def wilcoxon(a: ArrayLike, b: ArrayLike, *, seed: int = 0) -> RankTest:
 
 
 def friedman(values: ArrayLike, *, seed: int = 0) -> RankTest:
-    """Friedman's test (1937) of several methods over blocks, as recommended by Demsar (2006), with the p value by permuting
-    methods within blocks, since the chi-square approximation needs more blocks than comparisons have.
+    """Compare several methods over blocks by Friedman's test (1937), as recommended by Demsar (2006).
 
-    A block is what is independent of the others: a seed, whose budgets share a dense model and much of their training. So
-    methods are ranked in every cell, and the mean ranks of a block over its cells are permuted together.
+    p comes from permuting methods within blocks, because the chi-square approximation needs more blocks. A block is a seed: its
+    budgets share a dense model and much of their training. So methods are ranked in every cell, and the mean ranks of a block
+    over its cells are permuted together.
 
     Args:
-        values: ``[blocks, methods]`` or, of blocks of several cells, ``[blocks, cells, methods]``; higher is better.
-        seed: of the permutations.
+        values: The values ``[blocks, methods]`` or ``[blocks, cells, methods]``; higher is better.
+        seed: The seed of the permutations.
     """
     table = np.asarray(values, dtype=float)
     blocks, methods = table.shape[0], table.shape[-1]
@@ -160,7 +148,7 @@ def friedman(values: ArrayLike, *, seed: int = 0) -> RankTest:
     if methods < 3 or blocks < MINIMUM_BLOCKS:
         reason = f"{counted(methods, 'method')} and {counted(blocks, 'seed')}; "
         return RankTest(None, None, blocks, average, f"{reason}the test needs at least 3 methods and {MINIMUM_BLOCKS} seeds")
-    # Friedman's statistic, tie-corrected; permutations leave the denominator as it is.
+    # Friedman's statistic, tie-corrected; permutations do not change the denominator.
     spread = np.square(ranks - (methods + 1) / 2).sum() / (blocks * (methods - 1))
     random, draws = np.random.default_rng(seed), 9_999
 
@@ -174,19 +162,11 @@ def friedman(values: ArrayLike, *, seed: int = 0) -> RankTest:
     return RankTest(observed, (as_far + 1) / (draws + 1), blocks, average)
 
 
-# -- agreement -----------------------------------------------------------------------------------------------------
-
-
 def chance_jaccard(kept_a: int | Sequence[int], kept_b: int | Sequence[int], heads: int | Sequence[int]) -> float:
-    """The expected Jaccard index of two independent random masks of these sizes, exactly.
+    """Return the exact expected Jaccard index of two independent random masks that keep ``kept_a`` and ``kept_b`` heads.
 
-    The heads that two masks of ``a`` and ``b`` of ``n`` heads share are hypergeometric, so it is the mean of
-    ``i / (a + b - i)``. Given one number for each group of heads (kinds or layers, each with a quota of its own), it is that
-    of masks which are random within every group.
-
-    Args:
-        kept_a, kept_b: heads that each mask keeps.
-        heads: in the model.
+    The number ``i`` of shared heads is hypergeometric, and the index is the mean of ``i / (a + b - i)``. With one number for
+    each group of heads (kinds or layers with quotas), masks are random within every group.
     """
     groups = [np.atleast_1d(np.asarray(part, dtype=int)) for part in (kept_a, kept_b, heads)]
     if len({len(part) for part in groups}) != 1 or any(
@@ -203,37 +183,34 @@ def chance_jaccard(kept_a: int | Sequence[int], kept_b: int | Sequence[int], hea
 
 
 def rank_correlations(scores: ArrayLike, other: ArrayLike) -> tuple[float, float]:
-    """Kendall's tau-b and Spearman's rho of two score vectors ``[heads]``; NaN if one of them is constant."""
+    """Return Kendall's tau-b and Spearman's rho of two score vectors ``[heads]``; NaN if one of them is constant."""
     pair = np.asarray(scores, dtype=float), np.asarray(other, dtype=float)
     if any(np.ptp(values) == 0 or np.isnan(values).any() for values in pair):
         return np.nan, np.nan
     return float(stats.kendalltau(*pair).statistic), float(stats.spearmanr(*pair).statistic)
 
 
-# The test of two methods over seeds and test examples: what is claimed of how many seeds. Pure functions on arrays.
+# The test of two methods over seeds and test examples. Pure functions on arrays.
 
 SEEDS_FOR_A_CLAIM = 5
-"""Fewer seeds, but for a single one, are described and not tested: of 2 to 4 a spread is hardly known."""
-LEAST_P = 1e-12
-"""Smaller p values count as it."""
+"""The number of seeds for a test. 2 to 4 seeds are described, not tested, because their spread is hardly known."""
 
 
 def paired_difference(
     a: ArrayLike, b: ArrayLike, replicates_a: ArrayLike, replicates_b: ArrayLike, examples: int, *, level: float = LEVEL
 ) -> Difference:
-    """The difference of two methods over paired seeds, and as much of a test as so many seeds allow.
+    """Return the difference of two methods over paired seeds, with the test that the number of seeds allows.
 
-    One seed: the paired bootstrap over test examples (:func:`training.stats.bootstrap.resampled_difference`), which is of these
-    two models alone. 2 to 4 seeds, or a single example: no interval and no p value (NaN). :data:`SEEDS_FOR_A_CLAIM` and more:
-    :func:`crossed_difference` with the variance that the bootstrap finds of the mean over seeds, the same examples drawn for
-    all of them.
+    One seed: the paired bootstrap over test examples (:func:`training.stats.bootstrap.resampled_difference`), about these two
+    models only. 2 to 4 seeds, or a single example: no interval and no p value (NaN). :data:`SEEDS_FOR_A_CLAIM` and more:
+    :func:`crossed_difference` with the bootstrap's variance of the mean over seeds, with the same examples for all seeds.
 
     Args:
-        a, b: values of a metric ``[seeds]``, the same seeds in the same order.
-        replicates_a, replicates_b: the same on resamples of examples ``[resamples, seeds]``, as
-            :func:`training.stats.bootstrap.resample_metric` draws them.
-        examples: on which the metric is measured.
-        level: of the interval.
+        a, b: The values of a metric ``[seeds]``, in the same order of seeds.
+        replicates_a, replicates_b: The values on resamples of examples ``[resamples, seeds]``, from
+            :func:`training.stats.bootstrap.resample_metric`.
+        examples: The number of examples.
+        level: The level of the interval.
     """
     differences = np.asarray(a, dtype=float) - np.asarray(b, dtype=float)
     replicates = np.asarray(replicates_a) - np.asarray(replicates_b)
@@ -249,31 +226,28 @@ def paired_difference(
 def crossed_difference(
     differences: ArrayLike, variance: ArrayLike, examples: int, *, level: float = LEVEL
 ) -> tuple[Array, Array, Array, Array]:
-    """Mean, interval and two-sided p value of a difference that varies with the seeds and with the test examples.
+    """Return mean, lower end, upper end and p ``[...]`` of a difference that varies with seeds and with test examples.
 
-    Every seed is tested on every example, so there are two sources of chance, both shared: another seed changes the results on
-    all examples, another test set those of all seeds (Clark 1973; Owen 2007). Either has its interval by Student's t, over
-    seeds and over examples, and the squares of their half-widths add (Banerjee 1960):
+    Every seed is tested on every example, so there are two shared sources of chance (Clark 1973; Owen 2007). Another seed
+    changes the results on all examples; another test set changes those of all seeds. Each has an interval by Student's t, and
+    the squares of their half-widths add (Banerjee 1960):
 
         half(p)^2 = t(p, seeds - 1)^2 * V_seeds + t(p, examples - 1)^2 * V_examples
 
-    Whatever the two variances are, the interval of normal differences holds the truth at least as often as it says: the
-    degrees of freedom are not estimated, as by Satterthwaite's rule, which is too sure in the tails that Holm's correction
-    looks at. With one source alone it is the plain t interval. What seeds and examples do together is in both variances, which
-    errs towards no claim. p is that of the interval which just reaches 0.
+    For any two variances, the interval of normal differences covers the truth at least at its level. The degrees of freedom are
+    not estimated: Satterthwaite's rule is too sure in the tails that Holm's correction uses. With one source alone it is the
+    plain t interval. The interaction of seeds and examples is in both variances, which errs towards no claim. p belongs to the
+    interval that just reaches 0.
 
     Args:
-        differences: of a metric between two methods for each seed ``[..., seeds]``, at least 2.
-        variance: of their mean by the choice of examples ``[...]``.
-        examples: on which the metric is measured, at least 2.
-        level: of the interval.
-
-    Returns:
-        Means, lower ends, upper ends and p values, each ``[...]``.
+        differences: The differences of a metric between two methods ``[..., seeds]``, at least 2 seeds.
+        variance: The variance of their mean over the choice of examples ``[...]``.
+        examples: The number of examples, at least 2.
+        level: The level of the interval.
     """
     sample = np.asarray(differences, dtype=float)
     seeds, mean = sample.shape[-1], sample.mean(axis=-1)
-    mean = np.where(np.abs(mean) < 1e-12, 0.0, mean)  # what rounding leaves of a tie
+    mean = np.where(np.abs(mean) < 1e-12, 0.0, mean)  # ties, but for rounding
     over_seeds = sample.var(axis=-1, ddof=1) / seeds
     over_examples = np.broadcast_to(np.asarray(variance, dtype=float), mean.shape)
 
@@ -281,7 +255,7 @@ def crossed_difference(
         parts = stdtrit(seeds - 1, p / 2) ** 2 * over_seeds + stdtrit(examples - 1, p / 2) ** 2 * over_examples
         return np.asarray(np.sqrt(parts))
 
-    low, high = np.full(mean.shape, np.log(LEAST_P)), np.zeros(mean.shape)
+    low, high = np.full(mean.shape, np.log(1e-12)), np.zeros(mean.shape)  # the least p
     for _ in range(32):  # bisection of log p: the larger p, the narrower the interval
         middle = (low + high) / 2
         reaches = half_width(np.exp(middle)) >= np.abs(mean)
@@ -294,7 +268,7 @@ def crossed_difference(
 
 
 class Table(NamedTuple):
-    """What of two groups was kept and what was not."""
+    """The numbers of kept and removed members of two groups."""
 
     kept: int
     gone: int
@@ -311,14 +285,16 @@ class Odds(NamedTuple):
 
 
 def cross_table(mask: NDArray[np.float64], special: NDArray[np.bool_]) -> Table:
-    """Kept and closed heads among the specialised and the others."""
+    """Count kept and closed heads among the specialised and the others."""
     kept = mask > 0
     return Table(*(int((group & state).sum()) for group in (special, ~special) for state in (kept, ~kept)))
 
 
 def exact_odds(table: Table) -> Odds:
-    """The conditional maximum-likelihood odds ratio with the exact interval (Fisher 1935; Cornfield 1956); NaN where all or
-    nothing is kept, or a group is empty, since the margins then leave one table alone."""
+    """Return the conditional maximum-likelihood odds ratio with the exact interval (Fisher 1935; Cornfield 1956).
+
+    It is NaN if all or nothing is kept, or a group is empty, because the margins then leave one table alone.
+    """
     cells = np.array(table).reshape(2, 2)
     if 0 in cells.sum(0) or 0 in cells.sum(1):
         return Odds(np.nan, np.nan, np.nan)
@@ -328,7 +304,7 @@ def exact_odds(table: Table) -> Odds:
 
 
 def log_odds(table: Table) -> float:
-    """The logarithm of the odds ratio with one half added to every cell (Haldane 1956; Anscombe 1956); NaN as above."""
+    """Return the log odds ratio with one half added to every cell (Haldane 1956; Anscombe 1956); NaN as above."""
     cells = np.array(table, dtype=float).reshape(2, 2)
     if 0 in cells.sum(0) or 0 in cells.sum(1):
         return float("nan")
@@ -337,16 +313,17 @@ def log_odds(table: Table) -> float:
 
 
 def pooled_odds(tables: Sequence[Table]) -> Odds:
-    """Of one seed the exact odds ratio; of several the mean of their log odds, with Student's interval: a seed is the unit, as
-    heads of one mask are not independent of each other. There is no interval where all seeds are alike."""
+    """Return the exact odds ratio of one seed, or the mean of log odds with Student's interval over several seeds.
+
+    Seeds are the units, because heads of one mask are not independent. Equal seeds have no interval.
+    """
     if len(tables) == 1:
         return exact_odds(tables[0])
     return _exponential([log_odds(table) for table in tables])
 
 
 def ratio_of_odds(tables: Sequence[Table], others: Sequence[Table]) -> Odds:
-    """By how much the odds ratio of one method exceeds another's at the same seeds, as a factor: the mean of the differences of
-    log odds, with Student's interval; without one of a single seed."""
+    """Return the factor between the odds ratios of two methods at the same seeds, with Student's interval of log odds."""
     return _exponential([log_odds(one) - log_odds(other) for one, other in zip(tables, others, strict=True)])
 
 
@@ -355,6 +332,6 @@ def _exponential(values: Sequence[float]) -> Odds:
     if not known:
         return Odds(np.nan, np.nan, np.nan)
     found = interval(known)
-    if found.std == 0:  # equal counts at a few seeds do not make it certain
+    if found.std == 0:  # equal counts at a few seeds give no certainty
         return Odds(float(np.exp(found.mean)), np.nan, np.nan)
     return Odds(*(float(np.exp(value)) for value in (found.mean, found.low, found.high)))

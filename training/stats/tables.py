@@ -39,25 +39,19 @@ COSTS = (
 )  # fmt: skip
 """Columns of ``comparison.csv``."""
 TIE = 1e-7
-"""Differences up to it are what rounding leaves of none, far less than one example."""
+"""The largest difference that counts as rounding, far less than one example."""
 
 
 def summarise(comparison: pd.DataFrame, main_metric: str) -> pd.DataFrame:
-    """Mean, standard deviation and 95 % interval (Student's t, within the metric's bounds) over seeds, for each stage, method
-    and budget.
+    """Return mean, standard deviation and 95 % interval of the test metric over seeds, for each stage, method and budget.
+
+    Further columns are ``select_mean`` and the means of costs, of the KV cache per token, and of :data:`CLOSED`, as far as the
+    comparison has them.
 
     Args:
-        comparison: one row per experiment: ``seed``, ``method``, ``stage``, ``budget``, ``test_METRIC``, ``steps``, ``seconds``
-            and ``peak_memory_mb``; ``select_METRIC`` where there is a selection split.
-        main_metric: such as ``accuracy``.
-
-    Returns:
-        Columns stage, method, budget, seeds, mean, std, low, high of the metric on test, ``select_mean`` of that on the
-        selection split, and the mean steps, seconds and peak memory, of models that generate also the bytes of their KV cache
-        per token, of learned methods the share of closed heads that gates closed; in the order in which they first come.
-
-    Raises:
-        GateError: if the metric is not in the table.
+        comparison: The rows of experiments: ``seed``, ``method``, ``stage``, ``budget``, ``test_METRIC``, costs, and
+            ``select_METRIC`` if there is a selection split.
+        main_metric: The metric, such as ``accuracy``.
     """
     column = _metric_column(comparison, main_metric)
     rows = []
@@ -78,25 +72,19 @@ def compare_methods(
     lower_is_better: bool = False,
     resamples: int = RESAMPLES,
 ) -> pd.DataFrame:
-    """Compare methods with their rivals at the same stage and budget, with tests as far as the number of seeds allows.
+    """Compare methods with their rivals at the same stage and budget, with the tests that the number of seeds allows.
 
-    The dense model, whatever its budget, is a rival at every budget of its stage.
+    The dense model is a rival at every budget of its stage. The columns are :data:`TEST_COLUMNS`: the numbers of common
+    ``seeds`` and of those in which the method is ``ahead`` or ``behind``, the ``least`` and ``most`` difference of a seed, low,
+    high and p of :func:`training.stats.significance.paired_difference`, and ``p_holm``, corrected for all pairs at the same
+    stage and budget.
 
     Args:
-        comparison: see :func:`summarise`, with the column ``experiment``.
-        predictions: ``test_prediction`` and ``test_target`` ``[examples]`` of each experiment, in the same order of examples.
-        metric: see :func:`training.stats.bootstrap.metric_values`.
-        lower_is_better: whether the method of the lower value is ahead, as of perplexities.
-        resamples: of the bootstrap.
-
-    Returns:
-        Columns stage, budget, method, rival, seeds (that both have), the mean ``difference``, in how many seeds the method is
-        ``ahead`` and in how many ``behind``, the ``least`` and ``most`` difference of a seed; low, high and p as
-        :func:`training.stats.significance.paired_difference` has them, and ``p_holm``, corrected for all distinct pairs
-        tested at the same stage and budget.
-
-    Raises:
-        GateError: if an experiment has no predictions, or some were tested on different examples.
+        comparison: The rows of :func:`summarise`, with the column ``experiment``.
+        predictions: The ``test_prediction`` and ``test_target`` ``[examples]`` of each experiment, in the same order.
+        metric: The metric, see :func:`training.stats.bootstrap.metric_values`.
+        lower_is_better: Whether the method with the lower value is ahead, as for perplexities.
+        resamples: The number of resamples of the bootstrap.
     """
     tables = []
     for stage, budget, cells in _rounds(comparison):
@@ -122,7 +110,7 @@ def _rounds(comparison: pd.DataFrame) -> Iterator[tuple[str, int, pd.DataFrame]]
 
 
 def _pairs(cells: pd.DataFrame) -> Iterator[tuple[tuple[str, str], list[int], list[int]]]:
-    """Yield every method but dense ones with each other method, and their rows of the same seeds."""
+    """Yield each pruned method with each other method, and their rows of the same seeds."""
     place = {key: index for index, key in enumerate(zip(cells["method"], cells["seed"], strict=True))}
     methods = list(dict.fromkeys(cells["method"]))
     for method in methods:
@@ -143,7 +131,7 @@ def seed_by_seed(stage: str, budget: int, pair: tuple[str, str], differences: An
 
 
 def _corrected(tests: pd.DataFrame) -> pd.DataFrame:
-    """Add ``p_holm``, corrected for the distinct pairs that were tested; a pair has two rows, one from either end."""
+    """Add ``p_holm``, corrected for the distinct pairs with a test; a pair has two rows, one in each direction."""
     ends = [frozenset(pair) for pair in zip(tests["method"], tests["rival"], strict=True)]
     known = {pair: p for pair, p in zip(ends, tests["p"], strict=True) if not np.isnan(p)}
     corrected = dict(zip(known, holm(list(known.values())), strict=True))
@@ -157,12 +145,11 @@ def rank_methods(
 
     Friedman's test is over the seeds that have all methods at all budgets. Methods that miss half of the cells (budget and
     seed) or more are left out if at least two others remain. Wilcoxon's test compares the method of best average rank with each
-    other one, on the means of a seed over its budgets.
+    other one, on the means of a seed over its budgets. Its ``p_holm`` is corrected for all pairs of methods, because the same
+    data chose the best one; it is NaN for the best, and if too few seeds differ.
 
     Returns:
-        By stage: the columns method, ``average_rank`` (best first) and ``p_holm``, and Friedman's test. ``p_holm`` is of the
-        Wilcoxon test, corrected for all pairs of methods, since the first is the first by the same data. It is NaN for the
-        first, and where too few seeds differ.
+        By stage, the columns method, ``average_rank`` (best first) and ``p_holm``, and Friedman's test.
     """
     column = _metric_column(comparison, main_metric)
     rows = comparison[~are_dense(comparison["method"])]
@@ -173,7 +160,7 @@ def rank_methods(
 
 def _rank(rows: pd.DataFrame, column: str) -> tuple[pd.DataFrame, RankTest]:
     table = rows.pivot_table(index=["seed", "budget"], columns="method", values=column, sort=False)
-    most = table.notna().mean() > 0.5  # a given mask has one budget, and would take the others from all methods
+    most = table.notna().mean() > 0.5  # a given mask has one budget, and would remove the others from all methods
     table = (table.loc[:, most] if most.sum() >= 2 else table).dropna()
     budgets = table.groupby(level="seed", sort=False).size()
     table = table[table.index.get_level_values("seed").isin(budgets.index[budgets == budgets.max()])].sort_index()
@@ -192,7 +179,7 @@ def _rank(rows: pd.DataFrame, column: str) -> tuple[pd.DataFrame, RankTest]:
 
 
 Mask = tuple[int, str, int]
-"""Budget, method and seed."""
+"""The budget, method and seed of a mask."""
 
 
 def agreement(
@@ -201,17 +188,16 @@ def agreement(
     *,
     quotas: Mapping[int, Sequence[int]] | None = None,
 ) -> pd.DataFrame:
-    """Measure how much masks and rankings have in common, between methods and between seeds.
+    """Measure the agreement of masks and rankings, between methods and between seeds.
+
+    Each budget and ordered pair of methods has a row: ``jaccard`` of the masks, its expectation for random masks of the same
+    sizes, and Kendall's tau-b and Spearman's rho of the rankings (NaN without one). Values are means over seeds, or over pairs
+    of seeds if ``method == other``.
 
     Args:
-        masks: One mapping per mask with ``seed``, ``method``, ``budget`` and the 0/1 ``mask`` per gate.
-        rankings: The scores behind the masks ``[gates]``, higher kept first, of each budget, method and seed that has them.
+        masks: The mappings with ``seed``, ``method``, ``budget`` and the 0/1 ``mask`` per gate.
+        rankings: The scores behind the masks ``[gates]``, higher kept first.
         quotas: The kind of each gate as a number ``[gates]``, by the total of each budget with a quota per kind.
-
-    Returns:
-        One row per budget and ordered pair: ``jaccard`` of the masks, its expectation for random masks of the same sizes (with
-        quotas, of the same sizes in every kind), Kendall's tau-b and Spearman's rho of the rankings at that budget (NaN where a
-        method has none). Each is the mean over seeds, or over pairs of seeds where ``method == other``.
     """
     by_cell = {
         (row["budget"], row["method"], row["seed"]): np.asarray(row["mask"], dtype=int)
@@ -245,11 +231,9 @@ def agreement(
 
 
 def overlap(mask: Any, other: Any, groups: Any | None = None) -> tuple[float, float]:
-    """Return the Jaccard index of two masks, and its expectation for random masks of the same sizes.
+    """Return the Jaccard index of two 0/1 masks ``[gates]``, and its expectation for random masks of the same sizes.
 
-    Args:
-        mask, other: 0/1, integers ``[gates]``.
-        groups: The group of each gate ``[gates]``, of a budget with a quota for each: random masks keep as many of every group.
+    With ``groups`` ``[gates]``, random masks keep the same number in every group.
     """
     places = np.zeros(len(mask), dtype=int) if groups is None else np.unique(groups, return_inverse=True)[1]
     kept_a, kept_b, heads = (np.bincount(places, weights).astype(int).tolist() for weights in (mask, other, None))

@@ -1,4 +1,4 @@
-"""What a comparison shows, in plain English and no more than it shows."""
+"""The verdict of a comparison in plain English, without more claims than its tests support."""
 
 from __future__ import annotations
 
@@ -11,52 +11,45 @@ import pandas as pd
 from training.stats.numbers import CLOSED, IN_PERCENT, budget_label, counted, listed, shown, signed
 from training.stats.significance import SEEDS_FOR_A_CLAIM, SIGNIFICANCE, RankTest
 
-# How far gates had decided themselves when their mask was fixed, in words.
-
 ENOUGH = 0.9
-"""Share of the closed heads that gates are to close themselves."""
+"""The share of the closed heads that gates should close themselves."""
 HINT = "a longer prune phase (a larger --model.prune) leaves less to the rank"
 
 
 def closed_by_gates_sentence(summary: pd.DataFrame, unit: str = "head") -> str:
-    """Say how many of the closed heads had closed by themselves, by method and budget; empty where no gates learned.
-
-    Args:
-        summary: The result of :func:`training.stats.tables.summarise`.
-        unit: What budgets count, ``head`` or ``group``.
-    """
+    """Return a sentence on the share of heads that gates closed, by method and budget; empty without learned gates."""
     if CLOSED not in summary or summary[CLOSED].isna().all():
         return ""
     known = summary.dropna(subset=[CLOSED]).drop_duplicates(["method", "budget"])
     methods: dict[str, list[str]] = {}
     for method, own in known.groupby("method", sort=False):
         shares = zip(own[CLOSED], own["budget"], strict=True)
-        said = listed([f"{100 * share:.0f} % at {counted(int(budget), unit)}" for share, budget in shares])
-        methods.setdefault(said, []).append(str(method))
-    each = "; ".join(f"{listed(names)} {said}" for said, names in methods.items())
+        text = listed([f"{100 * share:.0f} % at {counted(int(budget), unit)}" for share, budget in shares])
+        methods.setdefault(text, []).append(str(method))
+    each = "; ".join(f"{listed(names)} {text}" for text, names in methods.items())
     hint = f" Where it is under {100 * ENOUGH:.0f} %, {HINT}." if known[CLOSED].min() < ENOUGH else ""
     return (
-        f"Of the {unit}s that are closed, this share had closed by themselves at the end of the prune phase, and the rest was "
-        f"closed by their rank, in the mean of the seeds whose mask gates chose: {each}.{hint}"
+        f"Share of the closed {unit}s that gates had closed at the end of the prune phase, before rank closed the rest (mean "
+        f"over the seeds with a learned mask): {each}.{hint}"
     )
 
 
 DENSE = "dense"
-"""Method of the model that keeps all heads."""
+"""The method of the model that keeps all heads."""
 EQUAL = 1e-5
-"""Means that differ by less are the same number, written with other digits."""
+"""Means that differ by less are equal, but for rounding."""
 LEVEL_MEANS = 0.05
 """Means that differ by less print as the same number."""
 INTERVALS = ", means over seeds, with 95 % intervals (Student's t over seeds, within the metric's bounds) in brackets. "
 CORRECTED = "corrected by Holm's method for all pairs of methods tested at that stage and budget"
 MEANS = {
-    "one": " of one seed: the spread between seeds is unknown, so no winner is claimed. What is called significant is so for "
-    f"this one seed: p < {SIGNIFICANCE:g} in a paired bootstrap over test examples, {CORRECTED}.",
-    "few": f"{INTERVALS}With fewer than {SEEDS_FOR_A_CLAIM} seeds nothing is called significant and no winner is claimed: it "
-    "is said in how many seeds a method is ahead, and the least and the largest difference of a seed.",
+    "one": " of one seed. The spread between seeds is unknown, so there is no winner. Significant means, for this one "
+    f"seed, p < {SIGNIFICANCE:g} in a paired bootstrap over test examples, {CORRECTED}.",
+    "few": f"{INTERVALS}Fewer than {SEEDS_FOR_A_CLAIM} seeds allow no test and no winner. The verdict states in how many seeds "
+    "a method is ahead, and the least and the largest difference of a seed.",
     "enough": f"{INTERVALS}Significant means p < {SIGNIFICANCE:g} in a paired test over seeds and test examples, {CORRECTED}.",
 }
-"""What is said of numbers, by how many seeds they are of."""
+"""The explanation of means by the number of seeds."""
 TITLES = [
     "Significantly behind",
     "Level, as far as this shows",
@@ -66,14 +59,13 @@ TITLES = [
     "Behind in the mean but not in every seed",
     "Not tested against it",
 ]
-"""How methods stand to the best one, in the order in which they are named."""
+"""The groups of methods by their distance from the best one, in the order of the verdict."""
 CHOICE = {
-    "select_mean": "The best of this project's own methods is the one of the highest mean on the selection split; it stands "
-    "against the best rival on test.",
-    "mean": "There is no result on a selection split, so the best of this project's own methods is chosen on test, which "
-    "favours it.",
+    "select_mean": "The best of this project's own methods has the highest mean on the selection split; it is compared with "
+    "the best rival on test.",
+    "mean": "Without results on a selection split, the best of this project's own methods is chosen on test, which favours it.",
 }
-"""What is said of the column of the summary by which this project's own methods are chosen from."""
+"""The explanation of the choice among this project's own methods, by the column of the summary that decides."""
 
 
 def is_dense(method: str) -> bool:
@@ -99,29 +91,25 @@ def verdict(
     within: Mapping[int, str] | None = None,
     majority: float | None = None,
 ) -> str:
-    """At each stage and budget, which method has the best mean, and how the others stand to it.
+    """Return Markdown on the method with the best mean at each stage and budget, and on the distance of the others.
 
-    Of :data:`training.stats.significance.SEEDS_FOR_A_CLAIM` and more seeds it says who is significantly behind and who is
-    level, and names a winner only if every rival is significantly behind (Holm) *and* no interval over seeds overlaps with
-    its own. Of 2 to 4 it says who is behind in every seed, by how much, and claims nothing. Of one seed it names no winner,
-    and says of every test that it is for this one seed. Of this project's own methods, which are tried in several forms, the
-    one that does best on the selection split stands against the best rival on test: a choice made on test would favour it.
+    With :data:`training.stats.significance.SEEDS_FOR_A_CLAIM` or more seeds it lists methods that are significantly behind and
+    those that are level. A winner needs every rival significantly behind (Holm) *and* no overlap of intervals over seeds. With
+    2 to 4 seeds it lists the methods that are behind in every seed, without a claim. With one seed it names no winner and
+    restricts every test to this seed. The best of this project's own methods is chosen on the selection split, because a choice
+    on test would favour it.
 
     Args:
-        summary: as :func:`training.stats.tables.summarise` returns it; without ``select_mean``, for a comparison without a
-            selection split, that choice has to be made on test.
-        statistics: as :func:`training.stats.tables.compare_methods` returns it.
-        main_metric: such as ``accuracy``.
-        lower_is_better: whether the lowest value of it is the best.
-        ours: this project's own methods; the others are the rivals.
-        ranks: by stage, as :func:`training.stats.tables.rank_methods` returns them.
-        kinds: by budget, what a budget per kind keeps of the kinds that it prunes.
-        unit: what budgets count, ``head`` or ``group``.
-        within: by budget, the time that a budget in time is of.
-        majority: what always answering the most frequent class would score, of a classifier.
-
-    Returns:
-        Markdown.
+        summary: The result of :func:`training.stats.tables.summarise`.
+        statistics: The result of :func:`training.stats.tables.compare_methods`.
+        main_metric: The metric, such as ``accuracy``.
+        lower_is_better: Whether the lowest value of the metric is the best.
+        ours: This project's own methods; the others are the rivals.
+        ranks: The results of :func:`training.stats.tables.rank_methods` by stage.
+        kinds: By budget, the kept heads of each pruned kind, for a budget per kind.
+        unit: The unit of budgets, ``head`` or ``group``.
+        within: By budget, the time of a budget in time.
+        majority: The score of always answering the most frequent class.
     """
     summary = summary.assign(**{name: shown(main_metric, summary[name]) for name in ("mean", "low", "high") if name in summary})
     has_selection = "select_mean" in summary and bool(summary["select_mean"].notna().all())
@@ -177,18 +165,12 @@ def _heading(seeds: pd.Series, main_metric: str, chosen_by: str, lower_is_better
 
 
 def regime(seeds: int) -> str:
-    """Return what a number of seeds allows to claim: ``one``, ``few`` or ``enough``."""
+    """Return the class of a number of seeds: ``one``, ``few`` or ``enough`` for a test."""
     return "one" if seeds == 1 else "few" if seeds < SEEDS_FOR_A_CLAIM else "enough"
 
 
 def nothing_learned(dense: pd.Series, majority: float | None, unit: str = "") -> str:
-    """Warn of a dense model that is no better than always answering the most frequent class; else return an empty text.
-
-    Args:
-        dense: The means of the dense model, of all stages.
-        majority: The score of that answer; None for other tasks.
-        unit: The unit of both.
-    """
+    """Return a warning if the dense model is no better than always answering the most frequent class, else an empty text."""
     if majority is None or not len(dense) or dense.max() > majority + EQUAL:
         return ""
     return (
@@ -219,18 +201,16 @@ class _BudgetVerdict:
         best = next(iter(self.mean.values()))
         self.best = [name for name, mean in self.mean.items() if abs(best - mean) < EQUAL]
         own = methods[methods["method"].isin(list(ours))].set_index("method")[chosen_by]
-        # Of equal methods the first in the table, whose order does not depend on results.
+        # idxmax takes the first of equal methods; the order of the table does not depend on results.
         self.own = None if own.empty else str((self.sign * own).idxmax())
         self.rivals = [name for name in self.mean if name not in own.index]  # in order
 
     @property
     def own_holds(self) -> bool:
-        """Whether the best of this project's own methods is at or above every rival."""
         assert self.own is not None
         return self._ahead_by(self.own, self.rivals[0]) >= -EQUAL
 
     def _ahead_by(self, name: str, other: str) -> float:
-        """How much better a mean is than another."""
         return self.sign * (self.mean[name] - self.mean[other])
 
     def sentences(self) -> list[str]:
@@ -251,7 +231,7 @@ class _BudgetVerdict:
         return found + self._against_dense(best)
 
     def _standing(self, best: str, other: str) -> tuple[str, str]:
-        """The group that a method belongs to, and how it is named there."""
+        """Return the group of a method, and its text there."""
         pair = self.pairs.get((best, other))
         if pair is None:
             return "Not tested against it", f"{other} ({signed(self.mean[other] - self.mean[best])})"
@@ -266,7 +246,6 @@ class _BudgetVerdict:
         return "Behind in every seed", f"{other} ({gap}, from {ends})"
 
     def _winner(self, best: str, all_behind: bool) -> list[str]:
-        """Where there are enough seeds for one."""
         own = self.methods.loc[best]
         if own["seeds"] < SEEDS_FOR_A_CLAIM:
             return []
@@ -274,11 +253,11 @@ class _BudgetVerdict:
             return ["No method wins."]
         overlapping = [name for name in self.mean if name != best and not self._is_apart(own, self.methods.loc[name])]
         if overlapping:
-            return [f"Its interval over seeds overlaps with that of {', '.join(overlapping)}, so no winner is claimed."]
+            return [f"Its interval over seeds overlaps with that of {', '.join(overlapping)}, so there is no winner."]
         return [f"{best} wins."]
 
     def _is_apart(self, best: Any, other: Any) -> bool:
-        """Whether the interval of the other is wholly on the worse side of the best's."""
+        """Return whether the interval of the other is wholly on the worse side of the best's."""
         low, high = (other, best) if self.sign > 0 else (best, other)
         return bool(float(low["high"]) < float(high["low"]))
 
@@ -308,7 +287,7 @@ class _BudgetVerdict:
         return [f"The best mean is {abs(gap):.1f} {self.better if gap > 0 else self.worse} the dense model's{certainty}."]
 
     def _certainty(self, method: str, rival: str, *, below: bool = False) -> str:
-        """In brackets, how sure it is that a method is above its rival, or below."""
+        """Return the evidence that a method is above its rival (or below), in brackets."""
         pair = self.pairs.get((method, rival))
         if pair is None:
             return ""
@@ -323,7 +302,6 @@ def _gap(gap: float) -> str:
 
 
 def _value(row: Any) -> str:
-    """A mean with its interval and seeds."""
     seeds = int(row["seeds"])
     if seeds < 2:
         return f"{row['mean']:z.1f} (one seed)"
@@ -331,13 +309,12 @@ def _value(row: Any) -> str:
 
 
 def _ranks(ranks: pd.DataFrame, test: RankTest) -> str:
-    """Average ranks in order, and whether they differ."""
     listed = ", ".join(f"{name} {rank:.1f}" for name, rank in zip(ranks["method"], ranks["average_rank"], strict=True))
     if test.p is None:
         return f"Average ranks are not tested: {test.reason}." + (f" They are: {listed}." if test.average_ranks else "")
     behind = ranks.loc[ranks["p_holm"] < SIGNIFICANCE, "method"].tolist()
     return (
         f"Average ranks over {counted(test.blocks, 'seed')} and their budgets (1 is best): {listed}. Friedman's test that all "
-        f"methods are alike, with seeds as its blocks, has p = {test.p:.2g}; by Wilcoxon's test with Holm's correction for all "
-        f"pairs {', '.join(behind) or 'none'} rank{'s' * (len(behind) < 2)} behind {ranks['method'].iloc[0]}."
+        f"methods are alike, with seeds as its blocks, has p = {test.p:.2g}. By Wilcoxon's test with Holm's correction for all "
+        f"pairs, {', '.join(behind) or 'none'} rank{'s' * (len(behind) < 2)} behind {ranks['method'].iloc[0]}."
     )

@@ -59,17 +59,7 @@ class Job:
 
 @dataclass(frozen=True)
 class LocalSweep:
-    """A sweep on this machine.
-
-    Args:
-        trials: The trials of the sweep.
-        directory: The directory to write.
-        further: Arguments of ``training.fit`` for every trial.
-        jobs: The number of trials at a time.
-        timeout_minutes: The time after which a trial is ended and counts as failed; None for no limit.
-        console: The console for results.
-        environment: Environment variables of every trial, in addition to those of this process.
-    """
+    """A sweep on this machine."""
 
     trials: Trials
     directory: Path
@@ -151,11 +141,7 @@ class LocalSweep:
         self._say(f"trial {job.number} failed after {seconds:.0f} s: {reason}")
 
     def _record(self, job: Job, seconds: float) -> None:
-        """Record a trial that has ended with results.
-
-        Raises:
-            GateError: If it does not have the sweep's metric, which the others will not have either.
-        """
+        """Record a trial that has ended with results."""
         run, sweep = self._run_dir(job.number), self.trials.sweep
         metrics = read_json(run / "metrics.json", dict)
         result = metrics["run"]["result"] | {"all_heads": metrics["heads"]}

@@ -80,11 +80,7 @@ class Sweep:
         }
 
     def grid(self) -> dict[str, list[Any]]:
-        """Return the values of every searched option, as Optuna has them.
-
-        Raises:
-            GateError: If an option is continuous, or there are too many cells.
-        """
+        """Return the values of every searched option, as Optuna has them."""
         found, cells = {}, 1
         for name, drawn in self.space.items():
             if isinstance(drawn, CategoricalDistribution):
@@ -100,11 +96,7 @@ class Sweep:
         return found
 
     def count(self, trials: int | None) -> int:
-        """Return the number of trials: as requested or as the file says, and no more than the grid has.
-
-        Raises:
-            GateError: If nothing says when a random or a Bayesian search ends.
-        """
+        """Return the number of trials: as requested or as the file says, and no more than the grid has."""
         wanted = self.run_cap if trials is None else trials
         if self.method == "grid":
             cells = math.prod(map(len, self.grid().values()))
@@ -113,7 +105,7 @@ class Sweep:
             raise GateError(f"a {self.method} search has no end of its own; give --trials, or run_cap in the file")
         return wanted
 
-    def planned(self, count: int, seed: int) -> list[dict[str, Any]]:
+    def fixed_parameters(self, count: int, seed: int) -> list[dict[str, Any]]:
         """Return Optuna's parameters of the first ``count`` trials, where they do not depend on results."""
         if self.method == "bayes":
             return []
@@ -127,7 +119,6 @@ class Sweep:
         """Return the command of a trial on this machine.
 
         Args:
-            values: The values of the searched options.
             further: Arguments of ``training.fit`` that come before the trial's own, which win.
         """
         args = {"args": {name: {"value": value} for name, value in (self.constants | dict(values)).items()}}
@@ -144,11 +135,7 @@ class Sweep:
             yield change, self.trial_command(self.values(first | change), further)
 
     def check(self, further: Sequence[str]) -> WandbOptions:
-        """Check that ``training.fit`` takes every option and value, and return how the trials appear in W&B.
-
-        Raises:
-            GateError: For an option or a value that it does not take.
-        """
+        """Check that ``training.fit`` takes every option and value, and return how the trials appear in W&B."""
         parser = build_parser()
         parser.exit_on_error = False
         for change, command in self.trial_commands(further):
@@ -178,11 +165,7 @@ def check_own(arguments: Sequence[str]) -> None:
 
 
 def read_sweep(path: Path) -> Sweep:
-    """Read a sweep file.
-
-    Raises:
-        GateError: If it is not there, not YAML, or asks for something that cannot be run here.
-    """
+    """Read a sweep file."""
     try:
         content = read_yaml(path, "the sweep file")
     except yaml.YAMLError as error:

@@ -34,8 +34,6 @@ class Trial:
     """A trial that has begun.
 
     Args:
-        number: Its number.
-        values: Its options.
         state: ``running``, ``complete`` or ``failed``.
         notes: What :meth:`Trials.note` has kept of it.
     """
@@ -51,10 +49,6 @@ class Trials:
     """The trials of a sweep, which other machines may work on at the same time.
 
     Args:
-        study: Optuna's study.
-        sweep: The sweep file.
-        count: The number of trials in all.
-        seed: The seed of the search.
         worker: The name of this directory among those that share the study; empty if it is the only one.
     """
 
@@ -66,7 +60,7 @@ class Trials:
 
     def plan(self) -> None:
         """Put the trials that do not depend on results into the database, unless they are there."""
-        for params in self.sweep.planned(self.count, self.seed)[len(self.study.get_trials(deepcopy=False)) :]:
+        for params in self.sweep.fixed_parameters(self.count, self.seed)[len(self.study.get_trials(deepcopy=False)) :]:
             self.study.enqueue_trial(params, user_attrs={PARAMS: params})
 
     def begun(self) -> list[Trial]:
@@ -128,8 +122,6 @@ def opened(directory: Path, sweep: Sweep, storage: str | None) -> Iterator[optun
     """Open the study of a sweep.
 
     Args:
-        directory: The directory of the sweep.
-        sweep: The sweep file.
         storage: The address of the database that machines share, or None for a file in the directory.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a task adds to a backbone: the Auto class, the loss of every example and the metrics."""
+"""Tasks: the Auto class, the loss of every example, and the metrics."""
 
 from training.tasks.base import Task
 from training.tasks.causal_lm import CausalLM

@@ -37,15 +37,7 @@ class Task(ABC):
 
     @abstractmethod
     def build(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-        """Load a pretrained model for the task, exports of this project too, or make a new one from config fields.
-
-        Args:
-            source: The source of the model.
-            tokenizer: The tokenizer of the data.
-
-        Raises:
-            GateError: If the backbone cannot be loaded or is not for this task.
-        """
+        """Load a pretrained model for the task, exports of this project too, or make a new one from config fields."""
 
     @abstractmethod
     def losses(self, model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -78,8 +70,6 @@ class Task(ABC):
         Args:
             metrics: The metrics that :meth:`metrics` made.
             model: The model in evaluation mode, with the gates as they are.
-            batch: A batch of a split's loader.
-            logits: The logits that :meth:`losses` returned.
         """
 
     def predictions(self, logits: Tensor, batch: Batch) -> tuple[Tensor | list[str], Tensor | list[str]]:
@@ -132,9 +122,6 @@ def encode_sources(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, 
 def encode_targets(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
     """Return token ids of every target. Each has an end token, by which a model learns to stop: if the tokenizer puts none, it
     is added.
-
-    Raises:
-        GateError: For a tokenizer that has no end token.
     """
     ids = _ids(tokenizer, texts, lambda texts, **more: tokenizer(text_target=texts, **more))
     ends = [end for end in (tokenizer.eos_token_id, tokenizer.sep_token_id) if end is not None]
@@ -145,11 +132,7 @@ def encode_targets(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> 
 
 
 def encode_documents(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
-    """Return token ids of every document, from its start token to its end token, if there is one.
-
-    Raises:
-        GateError: For a tokenizer without a token that a document can begin with.
-    """
+    """Return token ids of every document, from its start token to its end token, if there is one."""
     start, end = start_token(tokenizer), end_token(tokenizer)
     ids = _ids(tokenizer, texts, partial(tokenizer.__call__, add_special_tokens=False))
     return [[start, *own, *([] if end is None else [end])] for own in ids]
@@ -167,11 +150,7 @@ def _ids(
 
 
 def start_token(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the id of the token from which a document's first token is predicted: a start token, or an end token before it.
-
-    Raises:
-        GateError: If the tokenizer has neither.
-    """
+    """Return the id of the token from which a document's first token is predicted: a start token, or an end token before it."""
     known = (tokenizer.bos_token_id, tokenizer.cls_token_id, tokenizer.eos_token_id)
     start = next((token for token in known if token is not None), None)
     if start is None:

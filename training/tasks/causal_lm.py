@@ -53,12 +53,7 @@ class Perplexity(_Ratio):
     higher_is_better = False
 
     def update(self, surprise: Tensor, units: Tensor) -> None:
-        """Add examples.
-
-        Args:
-            surprise: The negative log likelihoods in nats ``[batch]``.
-            units: The tokens, words or bytes of each ``[batch]``.
-        """
+        """Add examples."""
         self.total += surprise.double().sum()
         self.units += units.double().sum()
 
@@ -78,12 +73,7 @@ class TokenAccuracy(_Ratio):
     higher_is_better = True
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Add examples.
-
-        Args:
-            logits: The logits ``[batch, position, vocabulary]``.
-            labels: The tokens to predict ``[batch, position]``; -100 where there is none.
-        """
+        """Add examples."""
         self.total += (logits.argmax(-1) == labels).sum()  # -100 is no token
         self.units += (labels != IGNORED).sum()
 
@@ -95,7 +85,6 @@ class CausalLM(TokenMeans):
     Args:
         packing: Whether a block holds several documents. They are kept apart by positions that start again with each:
             Transformers makes a block-diagonal mask of them.
-        max_length: The longest block in tokens.
     """
 
     packing: bool = True
@@ -138,15 +127,15 @@ class CausalLM(TokenMeans):
             restart = torch.arange(length, device=model.device)[None]
             other = model(second, use_cache=False).logits
             try:
-                both, beside_another = (
+                both, after_another = (
                     model(block, position_ids=torch.cat([restart, restart], dim=1), use_cache=False).logits
                     for block in (ids, torch.cat([ends_otherwise, second], dim=1))
                 )
             except TypeError:
-                both = beside_another = None
-            # What differs in half precision may be the shape's doing, so there the first document alone is another one.
+                both = after_another = None
+            # In half precision the shape may change results, so only the first document differs there.
             is_half = alone.dtype == torch.bfloat16
-            apart = both is not None and _are_same(both[:, length:], beside_another[:, length:])
+            apart = both is not None and _are_same(both[:, length:], after_another[:, length:])
             if not apart or (not is_half and not _are_same(both, torch.cat([alone, other], dim=1))):
                 raise GateError(
                     f"{name} does not keep the documents of a block apart by their positions; set --data.packing false, which "

@@ -150,7 +150,6 @@ class ClassMetric(Metric):
 
     Args:
         value: The function from means of :func:`class_counts` to the metric, such as :func:`matthews`.
-        classes: The number of classes.
 
     >>> metric = ClassMetric(matthews, classes=2)
     >>> metric.update(torch.eye(2)[[1, 1, 1, 1]], torch.tensor([0, 1, 1, 1]))
@@ -172,12 +171,7 @@ class ClassMetric(Metric):
         self.add_state("examples", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Add examples.
-
-        Args:
-            logits: The scores ``[batch, classes]``.
-            labels: The true classes ``[batch]``.
-        """
+        """Add examples."""
         counts = class_counts(logits.argmax(-1).cpu().numpy(), labels.cpu().numpy(), self.classes).sum(axis=0)
         self.counts += torch.from_numpy(counts).to(self.counts.device)
         self.examples += len(labels)
@@ -192,7 +186,6 @@ class Classification(SentenceTask):
 
     Args:
         labels: The class names; a class's position is its number. With ``binary_f1`` the second one is the positive one.
-        main_metric: ``accuracy``, ``f1``, ``binary_f1`` or ``matthews``.
     """
 
     what: ClassVar[str] = "a classifier"
@@ -247,10 +240,6 @@ class ImageClassification(Classification):
     def build(self, source: Source, tokenizer: Any) -> PreTrainedModel:
         """Load a pretrained backbone with a head for the classes, or make a new one for images of the size that the processor
         makes; see :meth:`Task.build`.
-
-        Args:
-            source: The source of the model.
-            tokenizer: The image processor of the data.
         """
         pixels = tokenizer(images=[Image.new("RGB", (64, 48))], return_tensors="pt")["pixel_values"]
         size = int(pixels.shape[-2]), int(pixels.shape[-1])
@@ -269,11 +258,7 @@ class ImageClassification(Classification):
 
 
 def read_image_processor(name: str) -> BaseImageProcessor:
-    """Return the processor of a hub name or local folder, which makes a model's input of an image. No code from it is run.
-
-    Raises:
-        GateError: If there is none, or it needs a package that is not installed.
-    """
+    """Return the processor of a hub name or local folder, which makes a model's input of an image. No code from it is run."""
     try:
         processor: BaseImageProcessor = AutoImageProcessor.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # damaged files raise errors of many kinds
@@ -285,14 +270,7 @@ def read_image_processor(name: str) -> BaseImageProcessor:
 
 
 def check_images(config: Any, size: tuple[int, int], name: str, mend: str) -> None:
-    """Raise :class:`GateError` if a model of this config sees images of another size, or not of three colours.
-
-    Args:
-        config: The config of the model.
-        size: The height and width of the images.
-        name: The name of the model in an error.
-        mend: How the size can be made right.
-    """
+    """Raise :class:`GateError` if a model of this config sees images of another size, or not of three colours."""
     stated = getattr(config, "image_size", None)
     wanted = tuple(stated) if isinstance(stated, (list, tuple)) else (stated, stated)
     if stated is not None and wanted != size:
@@ -315,7 +293,7 @@ def products(predictions: NDArray[Any], targets: NDArray[Any]) -> Array:
 
     Args:
         predictions: The numbers ``[..., examples]``.
-        targets: What they should be, broadcastable to them.
+        targets: The true numbers, broadcastable to them.
     """
     x, y = _deviations(predictions), np.broadcast_to(_deviations(targets), predictions.shape)
     return np.stack([x, y, x * x, y * y, x * y], axis=-1)
@@ -383,11 +361,7 @@ class Correlation(Metric):
 
 @dataclass
 class Regression(SentenceTask):
-    """A number for each sentence, by an ``AutoModelForSequenceClassification`` with one output.
-
-    Args:
-        main_metric: ``pearson`` or ``spearman``.
-    """
+    """A number for each sentence, by an ``AutoModelForSequenceClassification`` with one output."""
 
     what: ClassVar[str] = "a model of sentences"
 
@@ -422,12 +396,7 @@ class Regression(SentenceTask):
 
 @dataclass
 class KnownAnswer(Classification):
-    """The classifier that is compiled from a program, with its weights and the heads that it needs.
-
-    Args:
-        labels: ``no`` and ``yes``.
-        program: The name of the program.
-    """
+    """The classifier that is compiled from a program, with its weights and the heads that it needs."""
 
     program: str = ""
 

@@ -56,14 +56,9 @@ def check_positions(
     """Check that texts of a length fit into a model.
 
     Args:
-        config: The config of the model.
-        name: The name of the model in an error.
         max_length: The longest source, target or translation in tokens.
         sides: The parts of the model that see such texts.
         mend: Another way to mend it, to end the error with.
-
-    Raises:
-        GateError: If a part of the model takes fewer.
     """
     for side in sides:
         limit = positions(config, side)

@@ -26,12 +26,7 @@ from training.config.data import TOKENIZER_FILES
 
 
 def read_config(backbone: str, *, trust_remote_code: bool = False) -> Any:
-    """Return the config of a hub name or local folder.
-
-    Raises:
-        GateError: If there is none, it or another file of an export is damaged, or it needs code that comes with it and is not
-            trusted.
-    """
+    """Return the config of a hub name or local folder."""
     if Path(backbone).is_dir():
         verify_checksums(backbone)
     try:
@@ -57,24 +52,13 @@ def config_of(source: Source) -> Any:
 
 
 def check_class(auto: Any, config: Any, name: str, purpose: str) -> None:
-    """Raise :class:`GateError` if an Auto class has no model of this config, called ``name``.
-
-    Args:
-        auto: The Auto class of the task.
-        config: The config of a model, perhaps with code of its own.
-        name: The hub name or folder.
-        purpose: The purpose that the model is not for, and a model that is.
-    """
+    """Raise :class:`GateError` if an Auto class has no model of this config, called ``name``."""
     if type(config) not in auto._model_mapping and not hasattr(config, "auto_map"):
         raise GateError(f"{name!r} is a {config.model_type} model, which does not {purpose}")
 
 
 def read_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a hub name or local folder. No code from it is run.
-
-    Raises:
-        GateError: If there is none, one of its files is damaged, or it needs a package that is not installed.
-    """
+    """Return the tokenizer of a hub name or local folder. No code from it is run."""
     folder = Path(name)
     if folder.is_dir():
         verify_checksums(folder)
@@ -102,14 +86,9 @@ def load_pretrained(auto: Any, source: Source, config: Any, *, what: str, resize
     """Load the weights of a hub name or local folder, exports of this project among them, in the type of the source.
 
     Args:
-        auto: The Auto class of the task.
-        source: The source, with a hub name or local folder.
         config: The config that :func:`read_config` gave, perhaps changed.
         what: The name of the model in errors, such as ``a classifier``.
         resized: Whether weights of another size are initialised again.
-
-    Raises:
-        GateError: If the weights cannot be loaded.
     """
     more: dict[str, Any] = {"trust_remote_code": source.trust_remote_code}
     if hasattr(config, "pruned_attention"):  # an export of this project, whose own code is not needed
@@ -139,16 +118,7 @@ def load_pretrained(auto: Any, source: Source, config: Any, *, what: str, resize
 
 
 def from_config(auto: Any, fields: Mapping[str, Any], ours: Mapping[str, Any] | None = None) -> PreTrainedModel:
-    """Make a new model from config fields, with ``model_type`` among them.
-
-    Args:
-        auto: The Auto class of the model.
-        fields: The fields of the config, as a user gave them.
-        ours: Further fields, which the config need not state; those of the user go before them.
-
-    Raises:
-        GateError: If they are not the fields of a config, or the Auto class has no model for it.
-    """
+    """Make a new model from config fields, with ``model_type`` among them."""
     fields = dict(fields)
     model_type = fields.pop("model_type", None)
     ours = ours or {}

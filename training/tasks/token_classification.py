@@ -110,9 +110,6 @@ def entity_f1(counts: NDArray[Any]) -> NDArray[np.float64]:
 class EntityF1(Metric):
     """F1 of whole entities over a split, in any batching and under DDP.
 
-    Args:
-        scheme: The scheme of the tags.
-
     >>> metric = EntityF1("BIO")
     >>> metric.update([["B-PER", "I-PER", "O"]], [["B-PER", "I-PER", "B-LOC"]])
     >>> round(float(metric.compute()), 4)

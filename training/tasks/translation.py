@@ -42,9 +42,6 @@ class Decoding:
         max_length: The longest translation in tokens. It also has at most as many as the model has positions, and at most twice
             its source and 10 more: a translation that does not end by itself is cut there.
         forced_first: The token of the target language of a multilingual model, see :func:`begin_with_`.
-
-    Raises:
-        GateError: For a length penalty that is no finite number.
     """
 
     beams: int = 4
@@ -65,14 +62,7 @@ def generate(
     *,
     beams: int,
 ) -> Tensor:
-    """Return token ids ``[batch, target]`` of translations, padded on the right, beginning with the decoder's start token.
-
-    Args:
-        model: An encoder-decoder in evaluation mode.
-        input_ids, attention_mask: The sources ``[batch, source]``.
-        decoding: The lengths and the penalty.
-        beams: The number of beams; 1 for greedy decoding.
-    """
+    """Return token ids ``[batch, target]`` of translations, padded on the right, beginning with the decoder's start token."""
     searching: dict[str, Any] = {"length_penalty": decoding.length_penalty, "early_stopping": False} if beams > 1 else {}
     longest = min(decoding.max_length, 2 * input_ids.shape[1] + 10)
     if (limit := positions(model.config, "decoder")) is not None:
@@ -121,11 +111,6 @@ def begin_with_(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, lang
 
     Most models see the language's token first in every target. The first mBART sees it as the decoder's start, since its
     targets end in it and are shifted around.
-
-    Args:
-        model: The model, whose generation config goes into exports.
-        tokenizer: The tokenizer, set to this target language.
-        language: The id of the language's token.
     """
     assert model.generation_config is not None
     targets = torch.tensor(encode_targets(tokenizer, ["a"]))
@@ -144,11 +129,7 @@ END = 0
 
 
 def make_scorer(name: Scorer, tokenize: BleuTokenizer = "13a", **more: Any) -> BLEU | CHRF:
-    """Return sacrebleu's BLEU or chrF; chrF is of characters and has no tokens.
-
-    Raises:
-        GateError: For an unknown tokenizer, or one that needs a package which is not installed.
-    """
+    """Return sacrebleu's BLEU or chrF; chrF is of characters and has no tokens."""
     if tokenize not in get_args(BleuTokenizer):
         raise GateError(f"BLEU has no tokenizer {tokenize!r} here; expected one of {', '.join(get_args(BleuTokenizer))}")
     if name == "chrf":
@@ -209,18 +190,9 @@ def paired_bootstrap(
 ) -> list[dict[str, Any]]:
     """Compare the first system with each other one by paired bootstrap resampling (Koehn 2004), as sacrebleu does it.
 
-    Args:
-        systems: The translations of the same sentences by name; the first is the baseline.
-        references: The references of these sentences.
-        samples: The number of resampled test sets.
-        tokenize: The tokenizer of BLEU.
-
     Returns:
         One row per system: ``system``, and for BLEU and chrF the score, the mean and half the width of the 95 % interval
         over the samples, and ``p`` of the difference to the baseline (None for the baseline itself).
-
-    Raises:
-        GateError: If a system has another number of translations than there are references.
     """
     for name, hypotheses in systems.items():
         if len(hypotheses) != len(references):
@@ -253,10 +225,6 @@ class TextScore(Metric):
     """Corpus BLEU or chrF, the same to the last digit as sacrebleu on the whole split, in any batching and under DDP.
 
     Texts are kept as UTF-8 in one tensor, so that torchmetrics can gather them from all processes.
-
-    Args:
-        scorer: ``bleu`` or ``chrf``.
-        tokenize: The tokenizer of BLEU.
     """
 
     full_state_update = False
@@ -273,12 +241,7 @@ class TextScore(Metric):
             self.add_state(name, [], dist_reduce_fx="cat")
 
     def update(self, rows: Tensor, hypotheses: Sequence[str], references: Sequence[str]) -> None:
-        """Add translations.
-
-        Args:
-            rows: The position of each sentence in its split, ``[batch]``.
-            hypotheses, references: One text for each sentence.
-        """
+        """Add translations."""
         self.rows.append(rows)
         self.hypotheses.append(_bytes(hypotheses, rows.device))
         self.references.append(_bytes(references, rows.device))
@@ -320,13 +283,10 @@ class Translation(Task):
     """Translation with an ``AutoModelForSeq2SeqLM``.
 
     Args:
-        tokenizer: The tokenizer of the data.
         label_smoothing: The share of the target probability that is spread over the vocabulary, while training only: losses
             for evaluation and for scores of heads are plain.
         sentence_loss: The loss of a sentence: the ``mean`` over its target tokens, or their ``sum``. It decides on the weight
             of a long sentence in HIS; training minimises the mean over all tokens of a batch either way.
-        bleu_tokenize: The tokenizer of BLEU.
-        decoding: How sentences are translated.
         beam_splits: The splits (``select``, ``test``) that are translated by beam search too, next to greedy decoding.
     """
 

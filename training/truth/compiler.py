@@ -1,8 +1,8 @@
-"""Weights of a BERT from a program: what Tracr (Lindner et al. 2023) does for a model of its own, for a stock architecture.
+"""Compile a program into the weights of a BERT, as Tracr (Lindner et al. 2023) does for its own architecture.
 
-A residual stream holds the program's variables in orthonormal directions, rotated at random. BERT's layer norms stand in the
-way of that. With an epsilon far above every variance, and a weight of its root, they only subtract the mean, which is 0 in
-directions orthogonal to the vector of ones. So the model is exactly the program, in an architecture that every tool knows.
+The residual stream holds the program's variables in orthonormal directions, rotated at random. BERT's layer norms would change
+them. With an epsilon far above every variance, and its root as weight, they only subtract the mean. The mean is 0 in directions
+orthogonal to the vector of ones, so the model is exactly the program.
 """
 
 from __future__ import annotations
@@ -19,37 +19,34 @@ from training.truth.program import ANSWER, FIRST, LETTER, PLACE, Head, Program, 
 
 HEAD_SIZE = 16
 COLDNESS = 10.0
-"""Score of a match. Attention is nearly hard, and its gradients are alive."""
+"""The score of a match: attention is nearly hard, and gradients do not vanish."""
 NOISE = 0.06
-"""Standard deviation, in the directions of variables, of all that heads of noise write together at one place."""
+"""The standard deviation of the sum of all noise heads at one place, in the directions of variables."""
 LOUD = 1.0
-"""The same of each head that another one undoes, in the answer's direction and those of the variables of its layer."""
+"""The standard deviation of each head of a cancelling pair, in the directions of the answer and of its layer's variables."""
 UNUSED = 0.5
-"""What a head of noise writes into directions that no variable has."""
+"""The standard deviation of a noise head in directions without a variable."""
 SHARPEST = 5.0
-"""Scores of a head of noise are up to so many times those of random weights: some attend as hard as needed heads do."""
+"""The largest factor of a noise head's scores over random weights: some attend as hard as needed heads."""
 LARGE = 1e8
-"""Epsilon of the layer norms."""
+"""The epsilon of the layer norms."""
 GAIN = 4.0
-"""Of the logits: a clear answer has a loss of about 0.02, and gradients."""
+"""The factor of the logits: a clear answer has a loss of about 0.02, and gradients."""
 NECESSARY = "necessary_heads"
-"""Field of the config: for each necessary function the heads that perform it, ``[layer, head]``; any one of them is enough."""
+"""The field of the config with the heads ``[layer, head]`` of each necessary function; any one of them is enough."""
 
 
 def compiled(
     program: Program, *, vocabulary: Mapping[str, int], labels: Mapping[str, int], **fields: Any
 ) -> BertForSequenceClassification:
-    """A classifier whose weights are the program's. Rotation, the order of heads within each layer and noise are drawn from
-    torch's global generator.
+    """Return a classifier with the program's weights, whose config has the truth as ``necessary_heads``.
+
+    torch's global generator draws the rotation, the order of heads within each layer, and noise.
 
     Args:
-        program: to compile.
-        vocabulary: the id of every letter and special token.
-        labels: the number of ``no`` and ``yes``.
-        fields: further fields of the config.
-
-    Returns:
-        A model whose config has the truth as ``necessary_heads``.
+        vocabulary: The id of every letter and special token.
+        labels: The numbers of ``no`` and ``yes``.
+        fields: Further fields of the config.
     """
     variables, hidden = program.variables, program.heads * HEAD_SIZE
     state = sum(variables.values())
@@ -86,12 +83,7 @@ def compiled(
 
 
 def necessary_heads(program: Program, order: Sequence[Sequence[int]]) -> list[list[list[int]]]:
-    """For each necessary function, in the program's order, its heads as ``[layer, head]``.
-
-    Args:
-        program: with its layers.
-        order: for each layer, where each of its heads goes.
-    """
+    """Return the heads of each necessary function as ``[layer, head]``; ``order`` has the place of each head of a layer."""
     found: dict[str, list[list[int]]] = {name: [] for name in program.needed}
     for number, layer in enumerate(program.layers):
         for index, head in enumerate(layer.heads):
@@ -101,14 +93,10 @@ def necessary_heads(program: Program, order: Sequence[Sequence[int]]) -> list[li
 
 
 class _Writer:
-    """Writes a program into a model of zeros.
-
-    Args:
-        program: to compile.
-        model: with layer norms that only subtract the mean.
+    """Write a program into a model of zeros.
 
     Attributes:
-        basis: ``[hidden, state + unused]``, orthonormal directions, each of mean 0; the first ones are the variables'.
+        basis: The orthonormal directions ``[hidden, state + unused]``, each of mean 0, those of the variables first.
     """
 
     def __init__(self, program: Program, model: BertForSequenceClassification) -> None:
@@ -136,11 +124,10 @@ class _Writer:
         self._answer(labels)
 
     def at(self, variable: str, value: int) -> int:
-        """The direction of a value of a variable."""
+        """Return the direction of a value of a variable."""
         return self.starts[variable] + value
 
     def linear(self, path: str) -> nn.Linear:
-        """A linear layer of the model."""
         found = self.model.get_submodule(path)
         assert isinstance(found, nn.Linear)
         return found
@@ -161,8 +148,8 @@ class _Writer:
         value, output = torch.zeros(HEAD_SIZE, width), torch.zeros(width, HEAD_SIZE)
         for index in range(keys):
             key[index, self.at(head.key, index)] = 1.0
-            for asked in range(program.variables[head.query]):
-                query[index, self.at(head.query, asked)] = COLDNESS * head.match(asked, index)
+            for queried in range(program.variables[head.query]):
+                query[index, self.at(head.query, queried)] = COLDNESS * head.match(queried, index)
         key[-1, self.at(PLACE, FIRST)] = 1.0
         query[-1, width] = COLDNESS / 2
         carries = head.carries or {index: (index, 1.0) for index in range(values)}
@@ -211,7 +198,7 @@ class _Writer:
 
 
 def directions(hidden: int) -> Tensor:
-    """Orthonormal directions, each of mean 0, drawn from torch's global generator: ``[hidden, hidden - 1]``."""
+    """Draw orthonormal directions of mean 0 from torch's global generator: ``[hidden, hidden - 1]``."""
     random = torch.randn(hidden, hidden, dtype=torch.float64)
     random[:, 0] = 1.0
     return torch.linalg.qr(random).Q[:, 1:].float()

@@ -1,8 +1,7 @@
-"""The language of the programs: what heads select and carry, and what feed-forward units compute, in the manner of RASP
-(Weiss, Goldberg and Yahav 2021) and its compiler Tracr (Lindner et al. 2023).
+"""The language of the programs, after RASP (Weiss, Goldberg and Yahav 2021) and its compiler Tracr (Lindner et al. 2023).
 
-The residual stream of a program holds *variables*: each a block of directions, one for every value that it can have, so that a
-known value is a 1 in its place. ``letter`` and ``place`` are there from the embeddings; heads and units write the others.
+The residual stream of a program holds *variables*. A variable is a block of directions, one for each possible value, and a
+known value is a 1 in its place. Embeddings write ``letter`` and ``place``; heads and units write the other variables.
 """
 
 from __future__ import annotations
@@ -13,20 +12,19 @@ from dataclasses import dataclass, field
 
 LETTER, PLACE, ANSWER = "letter", "place", "answer"
 FIRST = 0
-"""The place of ``[CLS]``, to which heads attend that find nothing, and where the answer is read."""
+"""The place of ``[CLS]``: heads without a match attend to it, and the answer is read there."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """A head that looks from each place for keys which match a query, and carries the mean of their values.
+    """A head that attends from each place to keys that match a query, and writes the mean of their values.
 
     Args:
-        does: the function that it performs; heads of one name are interchangeable.
-        query, key, value: variables that are read.
-        to: the variable that is written.
-        match: whether a value of the query selects a value of the key.
-        carries: for a value of the variable that is read, the value that is written and how strongly; by default each value as
-            it is.
+        does: The function of the head; heads with the same name are interchangeable.
+        query, key, value: The variables to read.
+        to: The variable to write.
+        match: The predicate for a value of the query and a value of the key.
+        carries: The value to write, with its weight, for each value read (default: the same value).
     """
 
     does: str
@@ -40,12 +38,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Unit:
-    """One unit of a feed-forward layer: ``relu(weights . state + bias)``, added to the state with weights.
-
-    Args:
-        reads, writes: a weight for each (variable, value).
-        bias: added before the ReLU.
-    """
+    """A unit of a feed-forward layer: ``relu(reads . state + bias)``, added to the state times ``writes``."""
 
     reads: Mapping[tuple[str, int], float]
     writes: Mapping[tuple[str, int], float]
@@ -65,18 +58,18 @@ class Program:
     """A question about a string of letters, and how a Transformer answers it with yes or no.
 
     Args:
-        name: of the program.
-        question: in words.
-        letters: that strings are made of, one character each.
-        length: of every string.
-        layers: of heads and units.
-        needed: functions without which the question cannot be answered; other heads are of no use for it.
-        draw: a string whose answer is yes or no, as asked for.
-        answer: of a string.
-        sizes: values of each variable that heads and units write, beside ``answer``.
-        heads: in every layer; those that the program does not use are noise.
-        cancelling: in every layer, pairs of loud heads that undo each other, in place of noise.
-        hard: what makes it hard to tell which heads are needed, in words.
+        name: The name of the program.
+        question: The question in words.
+        letters: The letters of strings.
+        length: The length of every string.
+        layers: The layers of heads and units.
+        needed: The functions that the answer needs; other heads do not help.
+        draw: A function that draws a string with the given answer.
+        answer: The function from a string to its answer.
+        sizes: The number of values of each further variable that heads and units write.
+        heads: The number of heads in every layer; heads that the program does not use are noise.
+        cancelling: The number of pairs of loud heads per layer that cancel each other.
+        hard: The difficulty of finding the needed heads, in words.
     """
 
     name: str
@@ -94,7 +87,7 @@ class Program:
 
     @property
     def places(self) -> int:
-        """Tokens of every example, ``[CLS]`` and ``[SEP]`` among them."""
+        """The number of tokens of every example, with ``[CLS]`` and ``[SEP]``."""
         return self.length + 2
 
     @property
@@ -104,41 +97,40 @@ class Program:
 
     @property
     def total_heads(self) -> int:
-        """Heads of the whole model."""
         return self.heads * len(self.layers)
 
 
 def both(first: tuple[str, int], second: tuple[str, int], to: tuple[str, int]) -> Unit:
-    """Whether two variables have these values at once."""
+    """Return a unit that fires if two variables have these values at once."""
     return Unit({first: 1.0, second: 1.0}, {to: 1.0}, bias=-1.0)
 
 
 def copied(source: tuple[str, int], to: tuple[str, int], gain: float = 1.0) -> Unit:
-    """A value as it is, or times a gain."""
+    """Return a unit that copies a value, times a gain."""
     return Unit({source: gain}, {to: 1.0})
 
 
 def at_most_one(variable: str, size: int = 1) -> tuple[Unit, ...]:
-    """What several heads wrote as if one had: what is above 1 is taken away, so that beyond it nothing has a gradient."""
+    """Return units that cut a sum of several heads' outputs at 1, above which nothing has a gradient."""
     return tuple(Unit({(variable, value): 1.0}, {(variable, value): -1.0}, bias=-1.0) for value in range(size))
 
 
 def from_first_to(place: int) -> Callable[[int, int], bool]:
-    """``[CLS]`` looks at one place."""
+    """Return the predicate by which ``[CLS]`` attends to one place."""
     return lambda query, key: query == FIRST and key == place
 
 
 # The programs of the benchmark, from one layer to eight, by name.
 #
-# Some heads have copies, some models hold a second program that the question does not need, some have loud heads that undo each
-# other; all have heads of noise.
+# Some heads have copies, some models hold a second program that the question does not need, some have loud pairs of heads that
+# cancel each other. All have noise heads.
 
 YES = (ANSWER, 0)
 NOISE = "noise that writes into used directions"
 
 
 def _rejected(draw: Callable[[random.Random], str], answer: Callable[[str], bool]) -> Callable[[random.Random, bool], str]:
-    """Strings that are drawn until the answer is the one asked for."""
+    """Return a function that draws strings until one has the wanted answer."""
 
     def drawn(chance: random.Random, yes: bool) -> str:
         while True:
@@ -157,13 +149,12 @@ def _letters(letters: str, length: int) -> Callable[[random.Random], str]:
 
 
 def _finder() -> Head:
-    """``[CLS]`` looks for the first letter of the alphabet."""
+    """Return a head by which ``[CLS]`` finds the first letter of the alphabet."""
     return Head("find", PLACE, LETTER, LETTER, "found", lambda query, key: query == FIRST and key == 0, {0: (0, 1.0)})
 
 
 def _has(name: str, copies: Sequence[int], *, hard: str = NOISE) -> Program:
-    """Whether ``a`` occurs; so many copies of the head that finds it in each layer, before a last one without any if there is
-    more than one."""
+    """Return a program for the question whether ``a`` occurs, with copies of the needed head in each layer."""
     answered = (copied(("found", 0), YES),)
     layers = [Layer((_finder(),) * count, at_most_one("found")) for count in copies]
     layers = [Layer((_finder(),), answered)] if sum(copies) == 1 else [*layers, Layer((), answered)]
@@ -189,7 +180,7 @@ def _with_a(chance: random.Random) -> str:
 
 
 def _majority() -> Program:
-    """A head that attends to all letters alike."""
+    """Return a program with a head that attends to all letters alike."""
     length = 9
     count = Head("count", PLACE, LETTER, LETTER, "balance", lambda query, key: query == FIRST, {0: (0, 1.0), 1: (0, -1.0)})
     least = 3

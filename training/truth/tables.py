@@ -19,8 +19,6 @@ class Judgement:
     """What a mask keeps.
 
     Args:
-        needed: The number of necessary functions.
-        kept: The number of heads.
         covered: The number of necessary functions with at least one kept head.
     """
 

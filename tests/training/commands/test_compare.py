@@ -265,7 +265,7 @@ def test_two_processes_end_with_complete_tables(tmp_path):
         (["--model.swaps", "40"], "here swaps are a method"),
         (["--model.budget", "3"], "--budgets has those of a comparison"),
         (["--model.gate", "relaxed-top-k"], "here other gates are methods"),
-        (["--trainer.limit_val_batches", "0"], "results are of the selection and the test split"),
+        (["--trainer.limit_val_batches", "0"], "results need the selection and the test split"),
         (["--methods", "his,learned+distil", "--distil.weight", "2"], "distil is 2.0"),
         (["--methods", "his,his+refit", "--model.freeze", "[classifier]"], "refit changes all weights behind the heads"),
         (["--budgets", "4,2", "--model.minimum_per_layer", "2"], "needs 4 heads"),

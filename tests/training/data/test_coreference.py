@@ -48,12 +48,12 @@ def test_winobias(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["some text"], "is neither GAP's table, .* nor WinoBias's sentences"),
-        ([HEADER, gap(pronoun=("she", 29))], "line 2 of .* has Pronoun-offset '29', where 'she' is not in the text"),
+        (["some text"], "has neither the columns of GAP .* nor .brackets. as in WinoBias"),
+        ([HEADER, gap(pronoun=("she", 29))], "line 2 of .* has Pronoun-offset '29', but 'she' is not there"),
         ([HEADER, gap(pronoun=("she", "x"))], "line 2 of .* has Pronoun-offset 'x'"),
         ([HEADER, gap("maybe")], "line 2 of .* has A-coref 'maybe'; expected TRUE or FALSE"),
         ([HEADER, "a\tb"], "line 2 of .* has 2 columns; expected 11"),
-        ([HEADER, gap("FALSE", "FALSE")], "no pronoun in .* stands for a candidate"),
+        ([HEADER, gap("FALSE", "FALSE")], "no pronoun in .* refers to a candidate"),
         (["1 [A] and [B] met."], "line 1 of .* has 2 mentions in brackets; expected an antecedent and its pronouns"),
         (["1 [The [chief]] met [her]."], "line 1 of .* has brackets that do not match"),
         (["1 The chief] met [her]."], "line 1 of .* has brackets that do not match"),

@@ -81,9 +81,9 @@ def test_further_test_texts_are_splits_of_their_own(tmp_path):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("word", "the name 'word', with which the metric word_perplexity begins"),
-        ("byte", "the name 'byte', with which the metric byte_perplexity begins"),
-        *((name, f"the name {name!r}; expected a lower-case letter") for name in ("News", "a_b", "", 3)),
+        ("word", "the name 'word', a prefix of the metric word_perplexity"),
+        ("byte", "the name 'byte', a prefix of the metric byte_perplexity"),
+        *((name, f"the name {name!r}; expected lower-case letters") for name in ("News", "a_b", "", 3)),
     ],
 )
 def test_names_of_further_test_texts_are_those_of_columns_and_of_no_metric(name, said):
@@ -146,7 +146,7 @@ def test_text_that_cannot_be_used_is_refused(tmp_path):
         Documents(train_file="a", test_file="b", max_length=1)
     with pytest.raises(GateError, match=r"--data\.test_file is not"):
         Documents(train_file="a")
-    with pytest.raises(GateError, match="not both or neither"):
+    with pytest.raises(GateError, match="give one"):
         Documents()
     pd.DataFrame({"text": ["a", None]}).to_parquet(tmp_path / "a.parquet")
     with pytest.raises(GateError, match="'text' of document 2 of the train split is None"):

@@ -104,7 +104,7 @@ def test_another_metric_takes_the_place_of_the_known_one():
     ("more", "said"),
     [
         ({"subset": "sst"}, "subset is 'sst'; expected one of cola, sst2"),
-        ({"subset": "rte", "mismatched": True}, "mismatched is of mnli alone"),
+        ({"subset": "rte", "mismatched": True}, "mismatched is for mnli only"),
         ({"subset": "stsb", "metric": "accuracy"}, "metric is 'accuracy'; expected pearson or spearman for stsb"),
         ({"subset": "rte", "metric": "pearson"}, "metric is 'pearson'; expected accuracy"),
         ({"select_fraction": 0}, "select_fraction is 0"),

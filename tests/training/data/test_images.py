@@ -64,7 +64,7 @@ def test_what_has_no_three_colours_is_given_them(tmp_path):
     Image.new("RGBA", (9, 9)).save(tmp_path / "train" / "red" / "clear.png")
     (tmp_path / "train" / "red" / "notes.txt").write_text("not an image")
     data = opened(tmp_path)
-    assert data.notices == ["1 files in the train folder are no images by their endings, and left out"]
+    assert data.notices == ["1 files in the train folder are left out: their endings are not those of images"]
     assert sum(len(batch["labels"]) for batch in data.val_dataloader()) == 1
     assert next(iter(data.score_dataloader()))["pixel_values"].shape[1:] == (3, 8, 8)
 
@@ -80,7 +80,7 @@ def test_grey_values_of_16_bits_keep_their_order(tmp_path, ending):
 @pytest.mark.parametrize("kind", [np.int32, np.float32])
 def test_an_image_whose_white_nobody_knows_is_refused(tmp_path, kind):
     Image.fromarray(np.ones((4, 4), dtype=kind)).save(file := tmp_path / "wide.tiff")
-    with pytest.raises(GateError, match=r"the image wide holds .*, whose black and white are not known; save it with 8 or 16"):
+    with pytest.raises(GateError, match=r"the image wide holds .*, whose black and white are unknown; save it with 8 or 16"):
         open_image(file.read_bytes(), "wide")
 
 
@@ -96,7 +96,7 @@ def test_the_processor_of_a_pretrained_model_is_used(tmp_path):
     assert data.labels == ["red", "blue"]
     model = data.task.build(Source(str(tmp_path / "vit")), data.processor)
     assert model(**data.task.model_inputs(model, next(iter(data.test_dataloader())))).logits.shape == (8, 2)
-    with pytest.raises(GateError, match="image_size is 8, but a pretrained model knows the size"):
+    with pytest.raises(GateError, match="image_size is 8, but a pretrained model has its own size"):
         ImagesData(Images(train_folder="a", test_folder="b", image_size=8)).build(str(tmp_path / "vit"))
 
 
@@ -122,7 +122,7 @@ def test_folders_that_are_none_are_named(tmp_path):
     with pytest.raises(GateError, match=r"the train folder .* does not exist"):
         read_folder(str(tmp_path / "none"), "train")
     (tmp_path / "a").mkdir()
-    with pytest.raises(GateError, match="has no folders in it; expected one for each class"):
+    with pytest.raises(GateError, match="has no folders; expected one for each class"):
         read_folder(str(tmp_path / "a"), "train")
     (tmp_path / "a" / "red").mkdir()
     with pytest.raises(GateError, match="red' has no images"):
@@ -131,7 +131,7 @@ def test_folders_that_are_none_are_named(tmp_path):
 
 def test_wrong_classes_are_named(tmp_path):
     write_images(tmp_path / "test", ("blue", "green"))
-    with pytest.raises(GateError, match="the test images have the class 'green', which the training images have not"):
+    with pytest.raises(GateError, match="the test images have the class 'green', but no training image has it"):
         opened(tmp_path)
     write_images(tmp_path / "one" / "train", ("blue",))
     with pytest.raises(GateError, match="all training images have the class 'blue'"):
@@ -155,12 +155,12 @@ def test_hub_data_are_taken_as_they_are_stored(tmp_path):
     found = ImagesData(Images(dataset="some"))._columns_of("train", rows)
     assert found["class"][:] == ["sky", "sky", "rose", "rose"]
     assert found[0]["image"]["path"] == files[0]
-    with pytest.raises(GateError, match="it is not clear which column of the train split"):
+    with pytest.raises(GateError, match="no one column of the train split"):
         ImagesData(Images(dataset="some", image_column="picture"))._columns_of("train", rows)
 
 
 def test_folders_and_a_data_set_exclude_each_other():
-    with pytest.raises(GateError, match="either a hub data set"):
+    with pytest.raises(GateError, match="either a hub dataset"):
         Images()
     with pytest.raises(GateError, match="results need a test folder"):
         Images(train_folder="a")

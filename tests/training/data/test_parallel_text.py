@@ -98,10 +98,10 @@ def test_pairs_that_do_not_fit_are_left_out_of_training_only(files):
         ({"target": TARGET[:-1]}, "has 24 lines and .* has 23"),
         ({"source": ["", *SOURCE[1:]]}, r"the source of pair 1 of the train split is empty \(1 in all\).*skip_empty"),
         ({"target": [*TARGET[:-1], " "]}, "the target of pair 24 of the train split is empty"),
-        ({"max_length": 4}, "training pairs have more than 4 tokens on a side"),  # those set aside are training pairs
-        ({"batch_tokens": 40}, "max_length is 60 and batch_tokens 40"),
+        ({"max_length": 4}, "training pairs have over 4 tokens on a side"),  # those set aside are training pairs
+        ({"batch_tokens": 40}, "max_length is 60; expected at most batch_tokens .40"),
         ({"vocab_size": 10}, "vocab_size is 10"),
-        ({"test_source": None}, "test_target is given but --data.test_source is not"),
+        ({"test_source": None}, "test_target is given without --data.test_source"),
         ({"train_source": "nowhere.en"}, "'nowhere.en' does not exist"),
         ({"train_file": "x.tsv"}, "both given"),
         ({"max_ratio": 0.5}, "max_ratio is 0.5"),
@@ -138,7 +138,7 @@ def test_test_pairs_that_are_too_long_on_either_side_are_refused_or_left_out(sid
     data.build(None)
     assert data.texts["test"] == Pairs(SOURCE[:3], TARGET[:3])
     assert data.splits["test"]["row"][:] == [0, 1, 2]
-    assert "1 of 4 test pairs are left out: they have more than 60 tokens on a side" in data.notices
+    assert "1 of 4 test pairs are left out: a side has more than 60 tokens" in data.notices
     assert {text for batch in data.test_dataloader() for text in batch["reference"]} == {*TARGET[:3]}
 
 
@@ -149,7 +149,7 @@ def test_empty_test_pairs_are_left_out_if_asked_for(files):
     data = aligned(files, **more, skip_unfit_pairs=True)
     data.build(None)
     assert data.texts["test"].source == [SOURCE[0], SOURCE[2]]
-    assert data.notices == ["1 of 3 test pairs are left out: a side of them is empty"]
+    assert data.notices == ["1 of 3 test pairs are left out: a side is empty"]
 
 
 def test_options_that_leave_nothing_out_change_nothing(files):
@@ -174,7 +174,7 @@ def from_file(path):
         (
             "a.jsonl",
             ['{"source": "a", "target": ["b", "c"]}'],
-            r"'target' of pair 1 of the train split is \['b', 'c'\], not a text",
+            r"'target' of pair 1 of the train split is \['b', 'c'\]; expected a sentence",
         ),
         ("a.jsonl", ['{"source": "a", "target": "b"}', '{"source": "a", "target": ["c"]}'], "cannot be read as json"),
         ("a.jsonl", ['{"translation": null}'], "no column 'source'; it has 'translation'"),

@@ -44,9 +44,9 @@ def test_a_function_of_ones_own_gives_conllu(module):
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("lines", "gave list; expected its trees as one text in CoNLL-U"),
+        ("lines", "returned list; expected its trees as one text in CoNLL-U"),
         ("nothing", "found no sentence; give texts in its language"),
-        ("broken", "line 1 of what the parser '.*:broken' gave has 2 columns; expected the 10 of CoNLL-U"),
+        ("broken", "line 1 of the output of the parser '.*:broken' has 2 columns; expected the 10 of CoNLL-U"),
         ("fails", "failed: IndexError: list index out of range"),
         ("absent", "has no 'absent'; it has chain, lines, nothing, broken, fails"),
     ],
@@ -65,7 +65,7 @@ def test_without_spacy_there_is_one_sentence(monkeypatch):
         return real(name, *more, **how)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(GateError, match=r"'en_core_web_sm' needs spaCy, which is not installed; install it with pip install"):
+    with pytest.raises(GateError, match=r"'en_core_web_sm' needs spaCy, which is not installed; run pip install"):
         parse_texts("en_core_web_sm", ["she sleeps"])
 
 
@@ -103,8 +103,8 @@ def test_sentences_of_a_pipeline_without_its_white_space(spacy, monkeypatch):
 
 
 def test_pipelines_that_are_missing_or_do_not_parse_are_told(spacy, monkeypatch):
-    with pytest.raises(GateError, match="spaCy has no pipeline 'no_such_pipeline' here; install one"):
+    with pytest.raises(GateError, match="spaCy has no pipeline 'no_such_pipeline' here; run"):
         parse_texts("no_such_pipeline", ["she sleeps"])
     monkeypatch.setattr(spacy, "load", lambda name: pipeline(spacy, parses=False))
-    with pytest.raises(GateError, match="the pipeline 'blank' finds no dependencies; give one with a parser"):
+    with pytest.raises(GateError, match="the pipeline 'blank' has no parser; give one with a parser"):
         parse_texts("blank", ["she sleeps"])

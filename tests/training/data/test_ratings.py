@@ -65,9 +65,9 @@ def test_the_positive_class_is_the_second(tmp_path, labels, positive, order):
 @pytest.mark.parametrize(
     ("labels", "more", "said"),
     [
-        (["yes", "no"], {}, "positive is '1', and the classes are 'no' and 'yes'"),
-        (["yes", "no"], {"positive": "oui"}, "positive is 'oui', and the classes are 'no' and 'yes'"),
-        (["a", "b", "c"], {"positive": "a"}, "binary_f1 is of two classes, and the classes are 3 in number"),
+        (["yes", "no"], {}, "positive is '1', but the classes are 'no' and 'yes'"),
+        (["yes", "no"], {"positive": "oui"}, "positive is 'oui', but the classes are 'no' and 'yes'"),
+        (["a", "b", "c"], {"positive": "a"}, "binary_f1 needs two classes, but there are 3"),
     ],
 )
 def test_a_positive_class_that_is_not_clear_is_refused(tmp_path, labels, more, said):
@@ -84,5 +84,5 @@ def test_the_order_of_a_model_that_states_its_classes_stays(tmp_path):
 
 
 def test_a_positive_class_without_its_metric_is_refused():
-    with pytest.raises(GateError, match=r"positive is 'yes', which only --data.metric binary_f1 uses"):
+    with pytest.raises(GateError, match=r"positive is 'yes', but only --data.metric binary_f1 uses it"):
         Text(train_file="a", test_file="b", positive="yes")

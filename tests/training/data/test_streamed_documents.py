@@ -180,7 +180,7 @@ def test_reading_over_many_blocks_is_told(files, monkeypatch):
     assert data.training_rows[3]
     assert told == []
     assert data.training_rows[15]
-    assert told == ["reading over what was trained on before"]
+    assert told == ["skipping blocks of earlier training"]
 
 
 @pytest.fixture(scope="module")

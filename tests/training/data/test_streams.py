@@ -97,7 +97,7 @@ def test_a_folder_of_many_files_is_a_data_set(tmp_path):
 def test_what_cannot_be_streamed_is_refused(tmp_path):
     with pytest.raises(GateError, match=r"the train file '.*none.txt' does not exist"):
         texts_of(tmp_path / "none.txt")
-    with pytest.raises(GateError, match=r"has the ending '.csv'; a stream is of .txt or .jsonl"):
+    with pytest.raises(GateError, match=r"has the ending '.csv'; expected .txt, .jsonl"):
         texts_of(write(tmp_path / "a.csv", "x"))
     with pytest.raises(GateError, match=r"no column 'text'; it has 'a', 'b'. Set --data.text_column"):
         texts_of(write(tmp_path / "a.jsonl", '{"a": "x", "b": "y"}\n'))
@@ -111,7 +111,7 @@ def test_what_cannot_be_streamed_is_refused(tmp_path):
     (tmp_path / "e.txt").write_bytes(b"story\n\n\xff\xfe\n")
     with pytest.raises(GateError, match="cannot be read to its end: 'utf-8' codec"):
         texts_of(tmp_path / "e.txt")
-    with pytest.raises(GateError, match="neither a local folder nor a hub name"):
+    with pytest.raises(GateError, match="neither a local folder nor a reachable hub name"):
         open_streams(Documents(dataset=str(tmp_path / "none"), streaming=True, train_blocks=8))
 
 
@@ -125,9 +125,9 @@ def test_a_document_without_end_is_refused(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"streaming": True}, r"say with --data\.train_blocks how many blocks an epoch has"),
-        ({"train_blocks": 8}, r"train_blocks is 8, which is of streams; add --data\.streaming true"),
-        ({"streaming": True, "train_blocks": 8, "num_workers": 2}, "num_workers is 2, .*; leave it at 0"),
+        ({"streaming": True}, r"give the number of blocks in an epoch, such as --data\.train_blocks"),
+        ({"train_blocks": 8}, r"train_blocks is 8, but only a stream uses it; add --data\.streaming true"),
+        ({"streaming": True, "train_blocks": 8, "num_workers": 2}, "num_workers is 2, .*; expected 0"),
         ({"streaming": True, "train_blocks": 8, "documents": "file"}, "give line or blank_line"),
         ({"streaming": True, "train_blocks": 0}, "train_blocks is 0"),
         ({"streaming": True, "train_blocks": 8, "shuffle_buffer": 0}, "shuffle_buffer is 0"),

@@ -68,7 +68,7 @@ def test_lists_of_words_and_tags(tmp_path):
     [
         ("a.conll", "", r"is empty"),
         ("a.conll", "the\n", r"has 1 columns; expected words and tags"),
-        ("a.conll", "the DT\nking NN B\n", r"line 2 of .* has 3 columns and the file 2"),
+        ("a.conll", "the DT\nking NN B\n", r"line 2 of .* has 3 columns; expected 2"),
         ("a.tsv", "the\tO\nking\t\n", r"line 2 of .* has no tag"),
         ("a.conllu", "1\tthe\tDET\n", r"line 1 of .* has 3 columns; expected the 10 of CoNLL-U"),
         ("a.conllu", CONLLU.replace("NOUN", "_"), r"line 6 of .* has no tag"),
@@ -88,7 +88,7 @@ def test_what_a_file_lacks_is_told_with_its_place(tmp_path, name, text, said):
 
 @pytest.mark.parametrize("column", ["0", "4", "upos"])
 def test_a_column_that_is_none_is_refused(tmp_path, column):
-    with pytest.raises(GateError, match=f"tags_column is '{column}', and .* has 3 columns; expected a number from 1 to 3"):
+    with pytest.raises(GateError, match=f"tags_column is '{column}', but .* has 3 columns; expected a number from 1 to 3"):
         read_tagged(written(tmp_path, "a.conll", CONLL), Tags(train_file="a", test_file="b", tags_column=column))
 
 
@@ -97,7 +97,9 @@ def test_tags_of_training_are_all_there_are():
     assert check_tags({"train": train}) == ["B-PER", "O"]
     assert check_tags({"train": train}, ["O", "B-PER", "B-LOC"]) == ["O", "B-PER", "B-LOC"]
     assert check_tags({"train": train}, ["NEGATIVE", "POSITIVE"]) == ["B-PER", "O"]
-    with pytest.raises(GateError, match=r"the test split has the tag 'B-LOC' \(sentence 2, word 1\).*among the tags"):
+    with pytest.raises(
+        GateError, match=r"the test split has the tag 'B-LOC' \(sentence 2, word 1\).*a tag of the training split"
+    ):
         check_tags({"train": train, "test": [*train, Tagged(["c"], ["B-LOC"])]})
     with pytest.raises(GateError, match="all training words have the tag 'O'"):
         check_tags({"train": [Tagged(["a"], ["O"])]})
@@ -144,9 +146,9 @@ def test_entities_are_measured_where_tags_are_whole(tmp_path):
     data = opened(tmp_path, lines("the/O king/I-PER"))
     assert data.task.scheme is None
     assert "the train split has the tag 'I-PER' (sentence 1, word 2) outside of a whole BIO entity" in data.notices[0]
-    with pytest.raises(GateError, match="in IOB1 write B- at the first word"):
+    with pytest.raises(GateError, match="in IOB1, write B- at the first word"):
         opened(tmp_path, lines("the/O king/I-PER"), metric="entity_f1")
-    with pytest.raises(GateError, match="entity_f1 is of BIO or IOBES tags such as B-PER, and the tags are DET, NOUN"):
+    with pytest.raises(GateError, match="entity_f1 needs BIO or IOBES tags such as B-PER, but the tags are DET, NOUN"):
         opened(tmp_path, lines("the/DET king/NOUN"), metric="entity_f1")
 
 

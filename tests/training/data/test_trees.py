@@ -48,7 +48,7 @@ def test_tokens_of_several_words_empty_nodes_and_enhanced_dependencies(tmp_path)
         (["# a", "\t".join(GOOD[0].split("\t")[:8])], "line 2 of .* has 8 columns"),
         ([row(1, "a", 5, "dep"), row(2, "b", 0, "root")], "line 1 of .* has the head 5; expected 0 to 2"),
         ([row(1, "a", 2, "dep"), row(2, "b", 1, "dep")], "the sentence at line 1 of .* has no root"),
-        ([row(1, "a", 0, "root"), row(2, "b", 3, "dep"), row(3, "c", 2, "dep")], "line 2 of .* is part of a cycle"),
+        ([row(1, "a", 0, "root"), row(2, "b", 3, "dep"), row(3, "c", 2, "dep")], "line 2 of .* leads to a cycle"),
         ([row(1, "", 0, "root")], "line 1 of .* has no word in its second column"),
         ([row(1, "a", "_", "dep")], "line 1 of .* has no head or relation"),
         ([row(1, "a", 0, "_")], "line 1 of .* has no head or relation"),

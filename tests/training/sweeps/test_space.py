@@ -28,7 +28,7 @@ def test_shipped_sweeps_are_what_the_agent_and_fit_understand(path, tmp_path, mo
     assert path.read_text().startswith("# ")
     assert sweep.name == path.stem
     sweep.check([])
-    params = (sweep.planned(sweep.count(None), 0) or [optuna.create_study().ask(sweep.space).params])[0]
+    params = (sweep.fixed_parameters(sweep.count(None), 0) or [optuna.create_study().ask(sweep.space).params])[0]
     values = sweep.values(params)
     command = agent_command(path, sweep.constants | values, monkeypatch)
     assert command[:4] == ["/usr/bin/env", "python", "-m", "training.fit"]
@@ -95,7 +95,7 @@ def test_a_grid_is_every_combination_and_ends_of_uneven_steps_are_met(tmp_path):
     assert sweep.space["seed"] == IntDistribution(1, 3)
     assert sweep.space["model.draw_per"] == CategoricalDistribution(['"example"', '"batch"'])
     assert (sweep.count(None), sweep.count(100), sweep.count(5)) == (24, 24, 5)
-    cells = [tuple(sweep.values(params).values()) for params in sweep.planned(24, 0)]
+    cells = [tuple(sweep.values(params).values()) for params in sweep.fixed_parameters(24, 0)]
     assert len(set(cells)) == 24
     assert cells[:2] == [("example", 0.1, 1), ("example", 0.1, 2)]
 
@@ -109,8 +109,8 @@ def test_values_keep_their_kind(tmp_path):
 
 def test_random_trials_follow_from_the_seed(tmp_path):
     sweep = read_sweep(write_sweep(tmp_path))
-    assert sweep.planned(5, 0)[:3] == sweep.planned(3, 0)
-    assert sweep.planned(3, 0) != sweep.planned(3, 1)
+    assert sweep.fixed_parameters(5, 0)[:3] == sweep.fixed_parameters(3, 0)
+    assert sweep.fixed_parameters(3, 0) != sweep.fixed_parameters(3, 1)
 
 
 PRICE = {"model.price": {"values": [0.1]}}
