@@ -428,7 +428,7 @@ def attention_gradients(model: PreTrainedModel, sites: tuple[AttentionSite, ...]
         raise GateError(
             f"{type(sparse.core).__name__} has no attention matrix of queries by keys; leave attention-his out for this model"
         )
-    streams = next((site for site in sites if site.layout.beside is not None), None)
+    streams = next((site for site in sites if site.layout.second is not None), None)
     if streams is not None:
         raise GateError(
             f"{type(streams.core).__name__} hands out the attention matrix of one of its streams of heads only; "

@@ -26,13 +26,13 @@ from transformers.integrations.sdpa_attention import repeat_kv
 from gates.attention.intercept import (
     DIRECT,
     INTERFACE,
-    asking_for_matrix,
     attention_calls,
     global_names,
     implementation_of,
     matrix_among,
     observing,
     readable_implementation,
+    requesting_matrix,
     sparse_site,
 )
 from gates.attention.sites import AttentionSite
@@ -132,7 +132,7 @@ def watched_attention(model: PreTrainedModel, sites: tuple[AttentionSite, ...], 
     own = [site for site in sites if _computes_on_its_own(model, site)]
     with ExitStack() as stack:
         for site in own:
-            stack.enter_context(asking_for_matrix(site.core))
+            stack.enter_context(requesting_matrix(site.core))
         for position, site in enumerate(sites):
             for handle in (
                 site.core.register_forward_pre_hook(partial(calls.enter, position)),

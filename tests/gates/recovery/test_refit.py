@@ -159,7 +159,7 @@ def test_padding_does_not_count():
         results.append(own.state_dict())
     for name, tensor in results[0].items():
         torch.testing.assert_close(tensor, results[1][name], rtol=1e-4, atol=1e-5)
-    with pytest.raises(GateError, match=r"has shape \[8, 3\], but the heads' outputs have \[8, 9\]"):
+    with pytest.raises(GateError, match=r"has shape \[8, 3\], but the head outputs have \[8, 9\]"):
         refit_(HeadGates(model), MASK, lambda: [batch], lambda b: model(**b), lambda b: {"encoder": valid[:, :3]})
 
 
