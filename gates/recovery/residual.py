@@ -78,7 +78,7 @@ class _Sum:
     """Hold a sum of projection outputs, and for each call the rest of the sum."""
 
     tensor: Tensor
-    rests: Mapping[int, Tensor | None] = field(default_factory=dict)
+    remainders: Mapping[int, Tensor | None] = field(default_factory=dict)
 
 
 class _Additions(TorchDispatchMode):
@@ -125,15 +125,15 @@ class _Additions(TorchDispatchMode):
         addition, which may be in place."""
         first, second = self._take(one), self._take(other)
         if first is not None and second is not None:
-            rests: dict[int, Tensor | None] = {call: _plus(rest, other) for call, rest in first.rests.items()}
-            rests |= {call: _plus(rest, before) for call, rest in second.rests.items()}
-            self._sums.append(_Sum(result, rests))
+            remainders: dict[int, Tensor | None] = {call: _plus(remainder, other) for call, remainder in first.remainders.items()}
+            remainders |= {call: _plus(remainder, before) for call, remainder in second.remainders.items()}
+            self._sums.append(_Sum(result, remainders))
             return False
         known = len(self.streams)
         for found, added, content in ((first, other, other), (second, one, before)):
-            for call, rest in found.rests.items() if found is not None else ():
+            for call, remainder in found.remainders.items() if found is not None else ():
                 if self._made.get(id(added), 0) <= self._called[call]:
-                    self.streams[call] = _plus(rest, content)
+                    self.streams[call] = _plus(remainder, content)
         self._end_if_enough()
         return len(self.streams) > known
 
@@ -181,7 +181,7 @@ def block_of(model: nn.Module, name: str) -> Block | None:
 class FinishedStates:
     """Keep the output of the last finished block for each batch and stack, so that a pass can start there.
 
-    A stack is a list of blocks, each of which uses only the output of the one before. Where a model uses outputs of earlier
+    A stack is a list of blocks that only use the output of the block before. Where a model uses outputs of earlier
     blocks too, results are wrong, so check this before.
     """
 
