@@ -125,7 +125,9 @@ class _Additions(TorchDispatchMode):
         addition, which may be in place."""
         first, second = self._take(one), self._take(other)
         if first is not None and second is not None:
-            remainders: dict[int, Tensor | None] = {call: _plus(remainder, other) for call, remainder in first.remainders.items()}
+            remainders: dict[int, Tensor | None] = {
+                call: _plus(remainder, other) for call, remainder in first.remainders.items()
+            }
             remainders |= {call: _plus(remainder, before) for call, remainder in second.remainders.items()}
             self._sums.append(_Sum(result, remainders))
             return False
