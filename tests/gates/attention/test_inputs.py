@@ -150,7 +150,7 @@ def test_unknown_inputs_are_asked_for_before_anything_is_written(tmp_path):
     heads = sum(site.heads for site in find_attention(model))
     kept = copy.deepcopy(model.state_dict())
     with pytest.raises(
-        GateError, match=r"DecisionTransformerModel runs on \('states' is of no known kind\); give inputs as check_"
+        GateError, match=r"DecisionTransformerModel runs \('states' is of no known kind\); give inputs as check_"
     ):
         save_pruned(model, tmp_path / "out", torch.ones(heads), tokenizer=None)
     assert not list(tmp_path.iterdir())
