@@ -147,7 +147,7 @@ def test_impossible_pruned_heads(value, said):
 def test_weights_of_another_shape(name, claimed, tmp_path):
     version4.write(tmp_path / "old", FAMILIES[name], SOME)
     edit_config(tmp_path / "old", pruned_heads={str(layer): heads for layer, heads in claimed.items()})
-    with pytest.raises(GateError, match="use the config.json of these weights"):
+    with pytest.raises(GateError, match=r"use the config\.json of these weights"):
         load_legacy(tmp_path / "old")
 
 
