@@ -1,6 +1,6 @@
 """Run a model with many masks and measure every example under each mask.
 
-Michel et al. 2019, section 3: a head's importance is the cost of removing only this head. The same loop serves other masks, such
+Michel et al. 2019, section 3: a head's importance is the cost of removing only this head. The same loop serves masks such
 as one head kept in each layer, or a ranking cut at several budgets.
 """
 
