@@ -353,7 +353,7 @@ def relevance_of_heads(dense: DenseModel) -> AnalysisResult:
     """Return relevance by AttnLRP's rules, gradient times input and HIS of every gate, on training data.
 
     Raises:
-        GateError: for a family that relevance does not support.
+        GateError: for a family that no relevance is claimed for.
     """
     scores = Scores(dense.subject())
     raws = ("relevance", "relevance-signed", "gradient-x-input", "gradient-x-input-signed")

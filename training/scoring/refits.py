@@ -73,7 +73,7 @@ def best_refit_(subject: ScoringContext, mask: Tensor, search: RefitSearch, dens
     if ridge is None:
         _say(
             f"{subject.task.main_metric} on the selection split is {unrefitted:.4f} with the mask of {int(mask.sum())} alone "
-            f"and {max(tried, key=gain):.4f} after the best refit, so the weights did not change"
+            f"and {max(tried, key=gain):.4f} after the best refit, so the weights stay as they were"
         )
     use_weights_(subject, best)
     return Refit(ridge, reached, tried, unrefitted, cost.cost)
