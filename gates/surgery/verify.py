@@ -229,12 +229,16 @@ def _key(model: PreTrainedModel, kept: Mapping[str, Any]) -> Hashable:
     return type(model), repr(config), tuple(map(type, model.modules())), shapes, repr(kept)
 
 
+TOLERANCE = 1e-4
+"""The largest difference of outputs in float32, relative to the largest output."""
+
+
 def tolerance_of(dtype: torch.dtype) -> float:
     """Return the largest difference by rounding between outputs of two models, relative to the largest output.
 
-    It is 1e-4, or 8 units in the last place of narrower types (0.008 in float16): a pruned model sums in another order.
+    It is :data:`TOLERANCE`, or 8 units in the last place of narrower types (0.008 in float16): a pruned model sums in another order.
     """
-    return max(1e-4, 8 * torch.finfo(dtype).eps)
+    return max(TOLERANCE, 8 * torch.finfo(dtype).eps)
 
 
 def check_same_weights(saved: PreTrainedModel, reloaded: PreTrainedModel) -> None:
