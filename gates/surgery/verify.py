@@ -236,7 +236,7 @@ TOLERANCE = 1e-4
 def tolerance_of(dtype: torch.dtype) -> float:
     """Return the largest difference by rounding between outputs of two models, relative to the largest output.
 
-    It is :data:`TOLERANCE`, or 8 units in the last place of narrower types (0.008 in float16): a pruned model sums in another order.
+    It is :data:`TOLERANCE`, or 8 units in the last place of narrower types (0.008 in float16).
     """
     return max(TOLERANCE, 8 * torch.finfo(dtype).eps)
 
