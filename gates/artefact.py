@@ -1,7 +1,7 @@
-"""The gate artefact: what was learned about a model's heads, in kilobytes beside the model itself.
+"""Save and load the learned gates of a model without its weights, in a few kilobytes.
 
-A directory with ``gate_config.json``, ``gates.safetensors`` (``log_alpha`` and ``mask``; its metadata name the sites) and a
-model card. A checksum over all of it makes damage an error; pickles are never read.
+The artefact is a directory with ``gate_config.json``, ``gates.safetensors`` (``log_alpha`` and ``mask``, with the sites in its
+metadata) and a model card. A checksum detects damage; pickles are never read.
 """
 
 from __future__ import annotations
@@ -40,28 +40,27 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class GateConfig:
-    """How the heads of a model are gated.
+    """Configure the gates of a model.
 
     Args:
         unit: ``head``, or ``group`` for a key/value head with its query heads; see :class:`gates.gating.head_gates.HeadGates`.
-        temperature: temperature of the Hard-Concrete distribution.
-        stretch_low: lower end of the interval it is stretched to, below 0.
-        stretch_high: upper end, above 1.
-        initial_log_alpha: start of every gate; 2.5 is near-open, so that nothing changes at first.
-        straight_through: whether gates are rounded to 0 and 1 in training.
-        draw_per: one draw of the gates per ``example``, as the commands have it too, or per ``batch``, as in the papers; see
-            :class:`gates.gating.head_gates.HeadGates`.
-        base_model: name of the model the gates belong to, for the reader.
-        family: how gates are learned; the fields on temperature, stretch, start and rounding are of ``hard-concrete``.
-        budget: heads to keep, to which :meth:`gates.model.GatedModel.step_` leads the gates: a count (18), a fraction (0.25) or
-            one of these per kind ({"encoder": 10}; other kinds stay whole). None where a price decides.
-        kinds: kinds of attention whose gates are learned, such as ``["encoder"]``; None for those that a budget per kind names,
-            or all.
-        minimum_per_layer: heads that every layer keeps within the budget, whatever their gates say.
-        ramp: share of the pruning after which the expected number of open heads has come down to the budget.
+        temperature: The temperature of the Hard-Concrete distribution.
+        stretch_low: The lower end of its stretched interval, below 0.
+        stretch_high: The upper end of its stretched interval, above 1.
+        initial_log_alpha: The first ``log_alpha`` of every gate. 2.5 is nearly open.
+        straight_through: Whether to round gates to 0 and 1 in training.
+        draw_per: ``example`` for one draw of the gates per example, the default of the commands, or ``batch``, as in the
+            papers; see :class:`gates.gating.head_gates.HeadGates`.
+        base_model: The name of the model, for the reader.
+        family: The family of gates. Temperature, stretch, start and rounding belong to ``hard-concrete``.
+        budget: The number of heads to keep by :meth:`gates.model.GatedModel.step_`: a count (18), a fraction (0.25) or one of
+            these per kind ({"encoder": 10}; other kinds keep all heads). None for a price.
+        kinds: The kinds of attention with learned gates, such as ``["encoder"]``; None for those of the budget, or all.
+        minimum_per_layer: The number of heads that every layer keeps within the budget.
+        ramp: The share of the pruning after which the expected number of open heads reaches the budget.
 
     Raises:
-        GateError: for a field of another type or outside its range.
+        GateError: For a field of another type or outside its range.
 
     >>> config = GateConfig(budget={"encoder": 10}, draw_per="batch")
     >>> GateConfig(unit="layer")
@@ -110,26 +109,22 @@ class GateConfig:
         self._check_kinds()
 
     def _check_kinds(self) -> None:
-        """Whether a budget counts learned gates alone."""
+        """Raise an error unless the budget only counts learned gates."""
         if self.budget is None or self.kinds is None:
             return
         if not isinstance(self.budget, dict) or not set(self.budget) <= set(self.kinds):
             raise GateError(
                 f"the budget is {self.budget!r}, but only gates of the kinds {self.kinds!r} are learned; give a budget for "
-                "each of these, such as {'encoder': 10}, or leave out kinds"
+                "each of these, such as {'encoder': 10}, or remove kinds"
             )
 
     @property
     def stretch(self) -> Stretch:
-        """Temperature and interval in one."""
+        """Return temperature and interval as one object."""
         return Stretch(self.temperature, self.stretch_low, self.stretch_high)
 
     def gates_for(self, model: PreTrainedModel) -> HeadGates:
-        """Gates as configured for a model, not attached.
-
-        Raises:
-            GateError: if the model's attention is unknown or covered only in part, or it cannot have the budget.
-        """
+        """Return the configured gates for a model, not attached."""
         return HeadGates(
             model,
             self.unit,
@@ -143,11 +138,7 @@ class GateConfig:
         )
 
     def steering_for(self, gates: HeadGates) -> BudgetController | None:
-        """What leads such gates to the budget; None without one.
-
-        Raises:
-            GateError: for a budget that the model cannot have, or a minimum per layer that does not fit into it.
-        """
+        """Return the controller that leads gates to the budget; None without a budget."""
         if self.budget is None:
             return None
         return BudgetController(gates, self.budget, minimum_per_layer=self.minimum_per_layer, ramp=self.ramp)
@@ -159,10 +150,10 @@ class GateConfig:
 
     @classmethod
     def from_json_file(cls, path: str | os.PathLike[str]) -> Self:
-        """Read what :meth:`to_json_file` wrote.
+        """Read a file of :meth:`to_json_file`.
 
         Raises:
-            GateError: if the file cannot be read, is not a JSON object, or has fields that are unknown or ill-typed.
+            GateError: If the file cannot be read, is not a JSON object, or has unknown or ill-typed fields.
         """
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -183,11 +174,13 @@ class GateConfig:
 
 
 def save_gates(directory: str | os.PathLike[str], gates: HeadGates, config: GateConfig, *, card: str = "") -> None:
-    """Write the artefact of some gates; each file is complete or not there, and files of other kinds stay.
+    """Write the artefact of some gates. Each file is complete or missing, and other files stay.
 
     Args:
-        gates: gates whose ``log_alpha``, mask and mode are kept.
-        card: text of the model card; a ``README.md`` that is not such a card is left as it is.
+        directory: The directory to write to.
+        gates: The gates, whose ``log_alpha``, mask and mode are saved.
+        config: The configuration of the gates.
+        card: The text of the model card. It does not replace a ``README.md`` that is not such a card.
     """
     directory = Path(directory)
     if directory.exists() and not directory.is_dir():
@@ -206,7 +199,7 @@ def save_gates(directory: str | os.PathLike[str], gates: HeadGates, config: Gate
 
 @torch.no_grad()
 def load_gates_(directory: str | os.PathLike[str], gates: HeadGates, config: GateConfig) -> None:
-    """Bring gates to the state that :func:`save_gates` wrote to a local folder; on an error they stay as they are."""
+    """Load gates that :func:`save_gates` wrote to a local folder; do not change them on an error."""
     directory = Path(directory)
     saved = GateConfig.from_json_file(directory / CONFIG_FILE)
     tensors, metadata, sites = _read(directory / WEIGHTS_FILE)
@@ -218,15 +211,15 @@ def load_gates_(directory: str | os.PathLike[str], gates: HeadGates, config: Gat
     expected = _sites(gates)
     if sites != expected or any(tensor.shape != gates.mask.shape for tensor in tensors.values()):
         raise GateError(
-            f"the gates in {str(directory)!r} are of a model with {_summary(sites)}, but this model has {_summary(expected)}; "
-            "use the model they were trained with"
+            f"the gates in {str(directory)!r} belong to a model with {_summary(sites)}, but this model has "
+            f"{_summary(expected)}; use the model they were trained with"
         )
     differing = [name for name, value in asdict(saved).items() if name != "base_model" and value != getattr(config, name)]
     if differing:
         name = differing[0]
         raise GateError(
             f"the gates in {str(directory)!r} were trained with {name} {getattr(saved, name)!r}, but these have "
-            f"{getattr(config, name)!r}; build them from the GateConfig beside the file"
+            f"{getattr(config, name)!r}; build them from the GateConfig in that folder"
         )
     gates.log_alpha.copy_(tensors["log_alpha"])
     gates.mask.copy_(tensors["mask"])
@@ -234,14 +227,14 @@ def load_gates_(directory: str | os.PathLike[str], gates: HeadGates, config: Gat
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str], list[tuple[str, int]]]:
-    """Tensors, metadata and sites of a file that looks like gates."""
+    """Return the tensors, metadata and sites of a gates file."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = dict(file.metadata() or {})
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except OSError as error:
         raise GateError(f"cannot read the gates in {str(path)!r}: {error.strerror or error}") from error
-    except Exception as error:  # safetensors raises its own kind, and others for sizes and types that cannot be
+    except Exception as error:  # safetensors raises many kinds
         raise GateError(f"{str(path)!r} is damaged or no safetensors file ({error}); fetch or save it again") from error
     try:
         sites = [(str(name), int(size)) for name, size in json.loads(metadata["sites"])]
@@ -258,7 +251,7 @@ def _sites(gates: HeadGates) -> list[tuple[str, int]]:
 
 
 def fetch(directory_or_name: str | os.PathLike[str], **download: Any) -> Path:
-    """Return the local folder of an artefact; fetch a name that is no folder from the Hugging Face hub, with the arguments of
+    """Return the local folder of an artefact, downloaded from the Hugging Face Hub if necessary, with the arguments of
     :func:`huggingface_hub.hf_hub_download`."""
     if Path(directory_or_name).is_dir():
         return Path(directory_or_name)
@@ -266,7 +259,7 @@ def fetch(directory_or_name: str | os.PathLike[str], **download: Any) -> Path:
         found = [
             huggingface_hub.hf_hub_download(str(directory_or_name), name, **download) for name in (WEIGHTS_FILE, CONFIG_FILE)
         ]
-    except (OSError, ValueError) as error:  # the hub's errors are kinds of these
+    except (OSError, ValueError) as error:  # base classes of the Hub's errors
         raise GateError(
             f"no gates at {str(directory_or_name)!r}: it is no local folder, and the hub gave none ({first_line(error)})"
         ) from error
@@ -281,7 +274,7 @@ def upload(
     token: str | bool | None = None,
     **more: Any,
 ) -> huggingface_hub.CommitInfo:
-    """Upload a folder to a repository on the Hugging Face hub, made if it is missing; see :meth:`GatedModel.push_to_hub`."""
+    """Upload a folder to a repository on the Hugging Face Hub; see :meth:`GatedModel.push_to_hub`."""
     api = huggingface_hub.HfApi(token=token)
     api.create_repo(repo_id, private=private, exist_ok=True)
     return api.upload_folder(repo_id=repo_id, folder_path=directory, **more)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class GateError(ValueError):
-    """Bad input: the message is one sentence naming the value, what was expected and how to mend it.
+    """Report bad input in one sentence: the value, the expected values, and the remedy.
 
     Command-line programs print the message and exit with code 2; library users see an ordinary
     :class:`ValueError`.
@@ -17,5 +17,5 @@ class GateError(ValueError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of another library's message, for a sentence of our own; its kind if it says nothing."""
+    """Return the first line of another library's message, or the kind of an error without one."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

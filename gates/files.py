@@ -1,8 +1,8 @@
-"""Files and folders that are complete or not there, also after a process is killed or the power is cut.
+"""Write files and folders that are complete or missing, even after a process is killed or the power fails.
 
-What is being written lies beside its place as ``.NAME.partial-PROCESS``. It is brought to the disk before it takes its name.
-What a process that was killed has left is removed when the same name is written again. A disk that takes no more is told as an
-``OSError`` that names the file, whatever library found out and whatever it said.
+A new file is written as ``.NAME.partial-PROCESS`` in the same folder, synced to the disk, and then renamed. The next write of
+the same name removes leftovers of killed processes. A full disk raises an ``OSError`` that names the file, whatever error the
+library raised.
 """
 
 from __future__ import annotations
@@ -19,24 +19,23 @@ from gates.errors import GateError
 
 PARTIAL = re.compile(r"\..+\.partial-(?P<process>\d+)")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What a system says where there is no more room: on the disk, for this user, in a file of this size."""
+"""The errors of a system without room: on the disk, in the user's quota, or for a file of this size."""
 TAKES_NOTHING = (*FULL, errno.EROFS, errno.EIO)
-"""And where a disk takes nothing for other reasons."""
+"""These errors, and those of a disk that cannot be written for other reasons."""
 IN_WORDS = (
     (re.compile(r"\(os error (?P<number>\d+)\)"), None),  # Rust's: safetensors, tokenizers
     (re.compile(r"No space left on device"), errno.ENOSPC),
     (re.compile(r"database or disk is full"), errno.ENOSPC),  # SQLite's
 )
-"""How libraries say it that raise errors of their own."""
+"""The messages of libraries with other error classes."""
 
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary name beside ``path``, which the file leaves for its own when the block succeeds. Of a symbolic link, the file
-    that it leads to is replaced.
+    """Yield a temporary name, and rename the file to ``path`` if the block succeeds. The target of a symbolic link is replaced.
 
     Raises:
-        GateError: if there is something else than a file, such as a device.
+        GateError: If ``path`` is not a file, such as a device.
     """
     path = Path(os.path.realpath(path))
     refuse_other_than_file(path)
@@ -54,14 +53,10 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """A disk that takes no more in the ``with`` block as an error that names ``path``, or what lies in it.
-
-    Raises:
-        OSError: with the number that the system gave, its words and a file's own name, which nobody sees under any other.
-    """
+    """Turn errors of a full disk into an ``OSError`` with the system's number, its message, and the final name of the file."""
     try:
         yield
-    except GateError:  # says what is wrong better
+    except GateError:  # has a better message
         raise
     except Exception as error:
         named = error.filename if isinstance(error, OSError) and isinstance(error.filename, str) else None
@@ -75,15 +70,15 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def takes_nothing(error: BaseException) -> int | None:
-    """The system's number for a disk that takes no more, if that is behind an error; None if something else is."""
+    """Return the system's error number if a full or unwritable disk caused an error; else None."""
     seen: set[int] = set()
     reason: BaseException | None = error
     while reason is not None and id(reason) not in seen:
         seen.add(id(reason))
         number = reason.errno if isinstance(reason, OSError) else None
         for words, stated in IN_WORDS if number is None else ():
-            if (said := words.search(str(reason))) is not None:
-                number = stated or int(said["number"])
+            if (found := words.search(str(reason))) is not None:
+                number = stated or int(found["number"])
         if number in TAKES_NOTHING:
             return number
         reason = reason.__cause__ or reason.__context__
@@ -92,8 +87,8 @@ def takes_nothing(error: BaseException) -> int | None:
 
 @contextmanager
 def written_whole(directory: Path) -> Iterator[Path]:
-    """A temporary directory beside ``directory`` that takes its name on success and vanishes on failure. A link stays, and
-    the empty folder that it leads to is filled."""
+    """Yield a temporary directory, and rename it to ``directory`` on success or remove it on failure. A link stays, and its
+    empty target is filled."""
     directory = Path(os.path.realpath(directory))
     remove_left_behind(directory)
     partial = partial_of(directory)
@@ -112,17 +107,17 @@ def written_whole(directory: Path) -> Iterator[Path]:
 
 
 def partial_of(path: Path) -> Path:
-    """Where this process writes what is to become ``path``."""
+    """Return the temporary name of this process for ``path``."""
     return path.with_name(f".{path.name}.partial-{os.getpid()}")
 
 
 def is_partial(path: Path) -> bool:
-    """Whether this is the name of something that is being written, or that a process which was killed has left."""
+    """Return whether this is a temporary name, in use or left by a killed process."""
     return PARTIAL.fullmatch(path.name) is not None
 
 
 def remove_left_behind(path: Path) -> None:
-    """Remove what processes that are gone have left beside ``path``, which they were writing."""
+    """Remove temporary files for ``path`` of processes that no longer exist."""
     for left in path.parent.glob(f".{_literal(path.name)}.partial-*"):
         named = PARTIAL.fullmatch(left.name)
         if named is not None and _is_gone(int(named["process"])):
@@ -130,7 +125,7 @@ def remove_left_behind(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder with what is in it, if it is there; of a link the link alone."""
+    """Remove a file, a link or a whole folder if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -138,7 +133,7 @@ def remove(path: Path) -> None:
 
 
 def bring_all_to_disk(folder: Path) -> None:
-    """Wait until a folder and all that is in it are on the disk."""
+    """Sync a folder and all its content to the disk."""
     for path in folder.rglob("*"):
         if not path.is_symlink():
             bring_to_disk(path)
@@ -146,8 +141,7 @@ def bring_all_to_disk(folder: Path) -> None:
 
 
 def bring_to_disk(path: Path) -> None:
-    """Wait until a file, or what a folder says of its files' names, is on the disk. Some systems notice only then that there is
-    no room."""
+    """Sync a file, or a folder's list of names, to the disk. Some systems only detect a full disk here."""
     if path.is_dir() and os.name == "nt":  # no such thing there
         return
     number = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
@@ -161,13 +155,12 @@ def bring_to_disk(path: Path) -> None:
 
 
 def _literal(name: str) -> str:
-    """A name as a pattern of ``glob``."""
+    """Escape a name for ``glob``."""
     return re.sub(r"([*?[])", r"[\1]", name)
 
 
 def _is_gone(process: int) -> bool:
-    """Whether there is no such process on this machine."""
-    if os.name == "nt":  # where asking would end it
+    if os.name == "nt":  # os.kill would end the process
         return False
     try:
         os.kill(process, 0)
@@ -179,7 +172,7 @@ def _is_gone(process: int) -> bool:
 
 
 def refuse_other_than_file(path: str | os.PathLike[str]) -> None:
-    """Raises :class:`GateError` for a path where no file can be written, since something else is there."""
+    """Raise :class:`GateError` for a path that exists and is not a file."""
     if os.path.lexists(path) and not os.path.isfile(path):
         what = "a directory" if os.path.isdir(path) else "no regular file"
         raise GateError(f"{os.fspath(path)!r} is {what}, so nothing is written there; give the name of a file")

@@ -1,6 +1,6 @@
-"""A model with its gates in one module: wrap it, train both, hand back the model without the heads that closed.
+"""Wrap a model with its gates in one module, train both, and return the model without the closed heads.
 
-The verbs are those of peft. ``gated`` behaves like the model it wraps, in a plain PyTorch loop as in
+The verbs are those of peft. A gated model behaves like the wrapped one, in a plain PyTorch loop or in
 :class:`gates.trainer.GatedTrainer`.
 """
 
@@ -35,18 +35,16 @@ from gates.recovery.refit import GivenQueries, Refitted, found_queries, refit_
 from gates.scores.importance import normalise_by_layer
 from gates.surgery.remove import remove_heads_, transformers_part
 
-# How many heads are open, by kind and layer.
-
 
 def open_heads_by_layer(gates: HeadGates) -> dict[str, list[int]]:
-    """Heads whose gate is above 0 in evaluation mode: for each kind, their number in each of its layers."""
+    """Return for each kind the number of heads in each layer whose gate is above 0 in evaluation mode."""
     parts = gates.to_heads(gates.open()).split([site.heads for site in gates.sites])
     counts = [(site.kind, int(part.sum())) for site, part in zip(gates.sites, parts, strict=True)]
     return {kind: [n for own, n in counts if own == kind] for kind in KINDS if kind in dict(counts)}
 
 
 def open_heads_as_text(gates: HeadGates) -> str:
-    """How many heads are open, in total and by kind and layer, in lines."""
+    """Return the numbers of open heads, in total and by kind and layer, as lines of text."""
     table = open_heads_by_layer(gates)
     count, total = sum(map(sum, table.values())), gates.heads
     lines = [f"open heads: {count} of {total} ({count / total:.1%})"]
@@ -56,16 +54,13 @@ def open_heads_as_text(gates: HeadGates) -> str:
     return "\n".join(lines)
 
 
-# A gated model's own artefact: its gates alone, written to a folder or to the hub.
-
-
 class SharedGates:
-    """What a model with gates can do with them alone.
+    """Save, load and upload the gates of a model.
 
     Attributes:
-        base_model: the model without gates.
-        gates: on its heads.
-        gate_config: that they are made with.
+        base_model: The model without gates.
+        gates: The gates on its heads.
+        gate_config: The configuration of the gates.
     """
 
     base_model: PreTrainedModel
@@ -73,10 +68,9 @@ class SharedGates:
     gate_config: GateConfig
 
     def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
-        """Write the gates alone, a few kilobytes: ``gate_config.json``, ``gates.safetensors`` and a model card.
+        """Write only the gates, a few kilobytes: ``gate_config.json``, ``gates.safetensors`` and a model card.
 
-        The model's own weights are not included; if they were trained too, save them with
-        ``gated.base_model.save_pretrained``.
+        Save trained weights of the model with ``gated.base_model.save_pretrained``.
         """
         part = transformers_part(self.base_model, self.gates.sites)
         auto = own_auto_class(part)
@@ -85,10 +79,10 @@ class SharedGates:
         save_gates(directory, self.gates, self.gate_config, card=card)
 
     def load_gates_(self, directory: str | os.PathLike[str]) -> Self:
-        """Bring the gates to the state that :meth:`save_pretrained` left in a local folder.
+        """Load the gates that :meth:`save_pretrained` wrote to a local folder.
 
         Raises:
-            GateError: for damaged files, gates of another model or of other settings; nothing is changed then.
+            GateError: For damaged files, gates of another model or other settings. Nothing changes then.
         """
         load_gates_(directory, self.gates, self.gate_config)
         return self
@@ -96,12 +90,12 @@ class SharedGates:
     def push_to_hub(
         self, repo_id: str, *, private: bool | None = None, token: str | bool | None = None, **more: Any
     ) -> huggingface_hub.CommitInfo:
-        """Upload what :meth:`save_pretrained` writes to a repository on the Hugging Face hub, made if it is missing.
+        """Upload the files of :meth:`save_pretrained` to a repository on the Hugging Face Hub, and create it if necessary.
 
         Args:
-            repo_id: ``user/repository``.
-            private, token: see :meth:`huggingface_hub.HfApi.create_repo`.
-            more: ``commit_message``, ``revision`` and what else :meth:`huggingface_hub.HfApi.upload_folder` takes.
+            repo_id: The repository, ``user/name``.
+            private, token: The arguments of :meth:`huggingface_hub.HfApi.create_repo`.
+            more: Further arguments of :meth:`huggingface_hub.HfApi.upload_folder`, such as ``commit_message``.
         """
         with tempfile.TemporaryDirectory() as directory:
             self.save_pretrained(directory)
@@ -112,11 +106,11 @@ def get_gated_model(model: PreTrainedModel, config: GateConfig | None = None) ->
     """Put a gate on every head of a model.
 
     Args:
-        model: Transformers model, which is wrapped and not copied.
-        config: configuration of the gates; None for the defaults of :class:`GateConfig`.
+        model: The Transformers model, which is not copied.
+        config: The configuration of the gates; None for the defaults of :class:`GateConfig`.
 
     Raises:
-        GateError: if the model's attention is unknown or covered only in part, or gated already.
+        GateError: If some attention of the model is unknown, or the model is gated already.
 
     >>> from transformers import BertConfig, BertForSequenceClassification
     >>> size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
@@ -129,16 +123,15 @@ def get_gated_model(model: PreTrainedModel, config: GateConfig | None = None) ->
 
 
 class GatedModel(SharedGates, nn.Module):
-    """A Transformers model and the gates on its heads: train both, then keep exactly the budgeted heads.
+    """Combine a Transformers model and the gates on its heads, to train both and keep exactly the budgeted heads.
 
-    Both are submodules, so ``parameters``, ``to``, ``train``, ``eval`` and ``state_dict`` cover them together. Calls go to
-    the model, and so does every attribute that is not listed here (``generate``, ``config``, ``device``).
-
-    In training mode the gates are drawn anew for each call; in evaluation mode they take their evaluation values.
+    Both are submodules, so ``parameters``, ``to``, ``train``, ``eval`` and ``state_dict`` include both. Calls and all other
+    attributes (``generate``, ``config``, ``device``) go to the model. In training mode each call draws the gates; in evaluation
+    mode they have their evaluation values.
 
     Args:
-        model: Transformers model, or a module of one's own around one, which is wrapped and not copied and stays in its mode.
-        config: configuration of the gates.
+        model: The Transformers model, or your own module around one. It is not copied and keeps its mode.
+        config: The configuration of the gates.
 
     A plain loop that ends with exactly three heads:
 
@@ -174,44 +167,44 @@ class GatedModel(SharedGates, nn.Module):
         self.train(model.training)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The base model's forward, gated."""
+        """Call the gated base model."""
         if not self.gates.is_attached:
-            raise GateError("this model's gates were taken off (unload); call the model that came back, or gate it again")
+            raise GateError("this model's gates were taken off by unload(); call the returned model, or gate it again")
         return self.base_model(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if name == "base_model":  # asked for before there is one, as when a copy is made
+            if name == "base_model":  # not set yet, as during a copy
                 raise
             return getattr(self.base_model, name)
 
     # -- training ----------------------------------------------------------------------------------------------
 
     def penalty(self, price: Tensor | float) -> Tensor:
-        """The price of the heads in expectation, to be added to the loss: a differentiable scalar.
+        """Return the expected price of the open heads, a differentiable scalar to add to the loss.
 
-        The two top-k families always keep as many heads as their budget says, so that it is a constant for them.
+        It is constant for the two top-k families, which always keep the number of heads of their budget.
 
         Args:
-            price: price of one open gate, at least 0, the same for all or one each, ``[gates]``; see
+            price: The price of one open gate, at least 0; one for all or one each, ``[gates]``. See
                 :func:`gates.gating.price.l0_penalty`.
 
         Raises:
-            GateError: for gates that are held to a budget, whose number follows from no price, or a number below 0.
+            GateError: For a negative price, or for gates with a budget, which need no price.
         """
         if not isinstance(price, Tensor) and not (isinstance(price, (int, float)) and 0 <= price < math.inf):
             raise GateError(f"the price of an open {self.gates.unit} is {price!r}; expected a number of at least 0")
         if self.steering is not None and self.steering.is_enforced:
             raise GateError(
-                f"the gates are held to a budget of {self.gate_config.budget}, so no price is to be paid; leave out penalty(), "
-                "or make the gates without a budget"
+                f"the gates are held to a budget of {self.gate_config.budget}, so they need no price; remove penalty(), or "
+                "make the gates without a budget"
             )
         return l0_penalty(self.gates.open_probability(), price)
 
     def parameter_groups(self, learning_rate: float, gate_learning_rate: float = 0.05) -> list[dict[str, Any]]:
-        """Trainable parameters for an optimiser: the model's, and the gates', which need far longer steps and no decay."""
+        """Return parameter groups for an optimiser: the model's, and the gates', which need larger steps and no decay."""
         backbone = [parameter for parameter in self.base_model.parameters() if parameter.requires_grad]
         return [
             {"params": backbone, "lr": learning_rate},
@@ -219,53 +212,50 @@ class GatedModel(SharedGates, nn.Module):
         ]
 
     def clamp_(self) -> None:
-        """Bring the gates back into their limits; call it after every optimiser step of a training with a price."""
+        """Clamp the gates to their limits. Call it after every optimiser step when training with a price."""
         self.gates.learned.clamp_()
 
     def step_(self, progress: float, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Hold the gates to their way to the budget; call it after every optimiser step.
+        """Move the gates to the schedule of their budget. Call it after every optimiser step.
 
         Args:
-            progress, optimizer: see :meth:`gates.gating.schedule.BudgetController.step_`.
-
-        Raises:
-            GateError: without a budget, or for a progress outside 0 to 1.
+            progress, optimizer: The arguments of :meth:`gates.gating.schedule.BudgetController.step_`.
         """
         if self.steering is None:
             raise GateError(
-                "step_ leads gates to a budget, and there is none; give one, for example GateConfig(budget=18), or train with "
+                "step_ needs a budget, but there is none; give one, such as GateConfig(budget=18), or train with "
                 "penalty(price) and clamp_()"
             )
         self.steering.step_(progress, optimizer)
         self._has_stepped = True
 
     def fix_mask_(self) -> Tensor:
-        """End the pruning: fix the gates at :meth:`mask`, for training and evaluation alike, and return it, ``[gates]``.
+        """End the pruning: fix the gates at :meth:`mask`, for training and evaluation, and return the mask ``[gates]``.
 
         Raises:
-            GateError: for gates with a budget that were trained without :meth:`step_`, or that are all equal.
+            GateError: For gates with a budget that were trained without :meth:`step_`, or that are all equal.
         """
         if self.steering is not None and self.gates.mode != "masked":
             if self.gates.has_drawn and not self._has_stepped:
                 raise GateError(
-                    "the gates were trained and never led to their budget, so their order says little; call step_(progress, "
-                    "optimizer) after every step of the optimiser, or set_mask_(mask()) to keep the order as it is"
+                    "the gates were trained without step_, so their order is unreliable; call step_(progress, optimizer) after "
+                    "every optimiser step, or set_mask_(mask()) to use this order"
                 )
             if self.steering.is_arbitrary():
                 raise GateError(
                     f"all {self.gates.size} gates are equal, so a budget of {self.gate_config.budget} would keep the first; "
-                    "train the gates, or begin with start_from_(scores)"
+                    "train the gates, or call start_from_(scores) first"
                 )
         self.set_mask_(self.mask())
         return self.gates.mask.clone()
 
     def start_from_(self, scores: Tensor, spread: float = 1.0, *, by_layer: bool = True) -> Self:
-        """Set the gates apart by scores before they are trained; see :func:`gates.gating.schedule.set_apart_`.
+        """Initialise the gates from scores before training; see :func:`gates.gating.schedule.set_apart_`.
 
         Args:
-            scores: of each gate, ``[gates]``, at least 0, such as raw HIS.
-            spread: units of ``log_alpha`` for each standard deviation of the logarithm.
-            by_layer: whether scores are normalised by layer first, as those of one layer alone can be compared.
+            scores: The score of each gate, ``[gates]``, at least 0, such as raw HIS.
+            spread: The units of ``log_alpha`` per standard deviation of the log score.
+            by_layer: Whether to normalise scores by layer, for scores that are only comparable within a layer.
         """
         check_scores(self.gates, scores)
         scores = scores if scores.is_floating_point() else scores.double()
@@ -275,10 +265,10 @@ class GatedModel(SharedGates, nn.Module):
         return self
 
     def set_budget_(self, budget: int | float | dict[str, int | float]) -> Self:
-        """Give gates a budget before they are trained; the same as ``GateConfig(budget=...)`` from the first.
+        """Set the budget before training, as ``GateConfig(budget=...)`` does.
 
         Raises:
-            GateError: for a budget that the model cannot have; nothing is changed then.
+            GateError: For a budget that does not fit the model. Nothing changes then.
         """
         config, before = replace(self.gate_config, budget=budget), self.gates
         gates = config.gates_for(self.base_model)
@@ -291,23 +281,23 @@ class GatedModel(SharedGates, nn.Module):
 
     @contextmanager
     def disable_gates(self) -> Iterator[Self]:
-        """The ungated model for the length of a ``with`` block."""
+        """Open all gates temporarily."""
         with self.gates.use(torch.ones_like(self.gates.mask)):
             yield self
 
     # -- what is open ------------------------------------------------------------------------------------------
 
     def mask(self, budget: int | float | Mapping[str, int | float] | None = None, *, minimum_per_layer: int = 0) -> Tensor:
-        """Which gates to keep: 0/1, ``[gates]``; ``gates.to_heads`` turns it into a mask of heads.
+        """Return the mask of the gates to keep, ``[gates]``; ``gates.to_heads`` turns it into a mask of heads.
 
         Args:
-            budget: number of gates to keep, the highest ``log_alpha`` first: a count (18), a fraction (0.25) or one of these
-                per kind ({"encoder": 10}). None for a mask that is fixed, or the configured budget, or without one the gates
-                above 0 in evaluation mode.
-            minimum_per_layer: number of gates that every layer keeps; without effect where no budget is given.
+            budget: The number of gates to keep, the highest ``log_alpha`` first: a count (18), a fraction (0.25) or one of
+                these per kind ({"encoder": 10}). None for the fixed mask, else the configured budget, else the gates above 0
+                in evaluation mode.
+            minimum_per_layer: The number of gates that every layer keeps. It has no effect without a budget.
 
         Raises:
-            GateError: for a budget that the model cannot have, or one beside a mask that is fixed already.
+            GateError: For a budget that does not fit the model, or a budget for a fixed mask.
         """
         gates = self.gates
         if budget is None:
@@ -316,23 +306,23 @@ class GatedModel(SharedGates, nn.Module):
         if gates.mode == "masked":
             raise GateError(
                 f"the gates are fixed at a mask that keeps {int(gates.mask.sum())}, so a budget of {budget} cannot be chosen; "
-                "leave it out, or set gates.mode = 'stochastic' to choose by log_alpha again"
+                "remove the budget, or set gates.mode = 'stochastic' to choose by log_alpha again"
             )
         parsed = Budget.parse(budget, gates.kind_sizes())
         return gates.mask_of(gates.log_alpha.detach(), parsed, minimum_per_layer=minimum_per_layer)
 
     def set_mask_(self, mask: Tensor) -> Self:
-        """Fix the gates at a 0/1 mask ``[gates]``, for training and evaluation alike."""
+        """Fix the gates at a mask ``[gates]`` of 0 and 1, for training and evaluation."""
         check_mask(mask, self.gates.size, self.gates.unit)
         self.gates.set_mask_(mask)
         return self
 
     def open_heads(self) -> dict[str, list[int]]:
-        """Heads whose gate is above 0 in evaluation mode: for each kind, their number in each of its layers."""
+        """Return for each kind the number of heads in each layer whose gate is above 0 in evaluation mode."""
         return open_heads_by_layer(self.gates)
 
     def print_open_heads(self) -> None:
-        """Print how many heads are open, in total and by kind and layer."""
+        """Print the numbers of open heads, in total and by kind and layer."""
         print(open_heads_as_text(self.gates))
 
     def refit_(
@@ -344,22 +334,23 @@ class GatedModel(SharedGates, nn.Module):
         valid: GivenQueries = None,
         **more: Any,
     ) -> list[Refitted]:
-        """Make up for the closed heads without training: the weights behind the open ones are fitted to the dense model.
+        """Compensate for the closed heads without training, by fitting weights to the dense model.
 
         Args:
-            batches: inputs of the model, the same ones each time they are gone through; some hundred examples are enough.
-            held_out: Other batches, which judge the refit. If their loss rises, the weights stay as they were, and that is an
-                error. None to apply the refit without a judgement.
-            loss: A function from a held-out batch to its loss, a scalar; None for the loss that the model computes itself.
-            valid: what padding the batches have, where it does not follow from them and the model; see
-                :func:`gates.recovery.refit.found_queries`.
-            more: ``ridge``, ``dense`` and what else :func:`gates.recovery.refit.refit_` takes.
+            batches: The inputs of the model, equal in every iteration. Some hundred examples are enough.
+            held_out: Other batches to check the refit. A refit that raises their loss is an error, and the weights do not
+                change. None for no check.
+            loss: A function from a held-out batch to its scalar loss; None for the loss of the model.
+            valid: A function that returns the queries without padding, where these do not follow from the batches and the
+                model; see :func:`gates.recovery.refit.found_queries`.
+            more: Further arguments of :func:`gates.recovery.refit.refit_`, such as ``ridge`` and ``dense``.
 
-        Returns what was refitted, in order.
+        Returns:
+            The refitted projections, in order.
 
         Raises:
-            GateError: for gates with a budget whose mask is not fixed yet, values between 0 and 1, a refit that raises the loss
-                on held-out batches, or what the functions raise; the weights stay as they were.
+            GateError: If the mask is not fixed yet, a gate is between 0 and 1, or the refit fails or raises the loss on
+                held-out batches. The weights do not change then.
         """
         self._check_fixed()
         run, values = (lambda batch: self.base_model(**batch)), self.gates.values()
@@ -367,7 +358,7 @@ class GatedModel(SharedGates, nn.Module):
             raise GateError("some gates are between 0 and 1 in evaluation mode; call set_mask_(mask()) before refit_")
         for given in (batches, held_out or ()):
             if iter(given) is given:
-                raise GateError("the batches can be gone through only once; give a list of them, or a data loader")
+                raise GateError("the batches can be iterated only once; give a list of them, or a data loader")
         if held_out is not None:
             more["held_out_loss"] = partial(self._mean_loss, held_out, loss)
         return refit_(self.gates, self.mask(), lambda: batches, run, partial(found_queries, self.gates, run, valid), **more)
@@ -379,29 +370,30 @@ class GatedModel(SharedGates, nn.Module):
         for batch in batches:
             found = getattr(self(**batch), "loss", None) if loss is None else loss(batch)
             if found is None:
-                raise GateError("the model gives no loss for a held-out batch; add labels to the batches, or give loss=...")
+                raise GateError("the model returns no loss for a held-out batch; add labels to the batches, or give loss=...")
             mean.update(found.detach())
         if not mean.update_called:
-            raise GateError("there are no held-out batches; expected at least one, or None to apply the refit unjudged")
+            raise GateError("there are no held-out batches; expected at least one, or None to apply the refit unchecked")
         return float(mean.compute())
 
     # -- taking the gates off ----------------------------------------------------------------------------------
 
     def unload(self) -> PreTrainedModel:
-        """The base model without a trace of the gates; this wrapper is of no further use."""
+        """Remove the gates and return the base model. Do not use this wrapper afterwards."""
         self.gates.detach()
         return self.base_model
 
     def prune_and_unload(self, budget: int | float | Mapping[str, int | float] | None = None, **more: Any) -> PreTrainedModel:
-        """The base model without the closed heads: they are physically gone, and the gates with them.
+        """Remove the gates and the closed heads physically, and return the base model.
 
         Args:
-            budget: number of gates to keep, which then count fully (as after ``set_mask_(mask(budget))``); None for what this
-                model computes in evaluation mode, gates between 0 and 1 folded into the output projections.
-            more: further arguments of :func:`gates.surgery.remove.remove_heads_`, such as ``example``.
+            budget: The number of gates to keep fully open, as after ``set_mask_(mask(budget))``. None for the gates in
+                evaluation mode; those between 0 and 1 are folded into the output projections.
+            more: Further arguments of :func:`gates.surgery.remove.remove_heads_`, such as ``example``.
 
         Raises:
-            GateError: for a budget that the model cannot have, a mask not fixed yet, or heads that cannot go; nothing changes.
+            GateError: If the budget does not fit the model, the mask is not fixed yet, or heads cannot be removed. Nothing
+                changes then.
         """
         if budget is None:
             self._check_fixed()
@@ -415,13 +407,10 @@ class GatedModel(SharedGates, nn.Module):
             raise
 
     def save_pruned(self, directory: str | os.PathLike[str], *, tokenizer: SavesPretrained | None = None, **more: Any) -> Path:
-        """Write the model without its closed heads, and leave it as it is here.
+        """Write the model without its closed heads, and do not change it in memory.
 
         Args:
-            directory, tokenizer, more: see :func:`gates.export.checkpoint.save_pruned`.
-
-        Raises:
-            GateError: for gates with a budget whose mask is not fixed yet, and for what the function raises.
+            directory, tokenizer, more: The arguments of :func:`gates.export.checkpoint.save_pruned`.
         """
         self._check_fixed()
         mask, values = (self.gates.to_heads(tensor) for tensor in (self.mask(), self.gates.values()))
@@ -435,22 +424,22 @@ class GatedModel(SharedGates, nn.Module):
         if self.steering is not None and self.gates.mode != "masked":
             raise GateError(
                 f"the gates have a budget of {self.gate_config.budget}, but their mask is not fixed: "
-                f"{int(self.gates.open().sum())} of {self.gates.size} are above 0; call fix_mask_() where pruning ends"
+                f"{int(self.gates.open().sum())} of {self.gates.size} are above 0; call fix_mask_() at the end of pruning"
             )
 
     # -- the artefact ------------------------------------------------------------------------------------------
 
     @classmethod
     def from_pretrained(cls, model: PreTrainedModel, directory_or_name: str | os.PathLike[str], **download: Any) -> Self:
-        """Gate a model as it was when :meth:`save_pretrained` wrote the artefact.
+        """Gate a model with the gates that :meth:`save_pretrained` wrote.
 
         Args:
-            model: the base model, with the weights it had then.
-            directory_or_name: a local folder, or a repository on the Hugging Face hub.
-            download: ``revision``, ``token`` and what else :func:`huggingface_hub.hf_hub_download` takes.
+            model: The base model, with the weights of that time.
+            directory_or_name: A local folder, or a repository on the Hugging Face Hub.
+            download: The arguments of :func:`huggingface_hub.hf_hub_download`, such as ``revision`` and ``token``.
 
         Raises:
-            GateError: for files that are missing or damaged, or gates of another model; the model is left as it was.
+            GateError: For missing or damaged files, or gates of another model. The model does not change then.
 
         >>> from transformers import BertConfig, BertModel
         >>> size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}

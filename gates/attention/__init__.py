@@ -1,1 +1,1 @@
-"""What a model's attention is made of, and what is read from or put into it while it runs."""
+"""Find a model's attention modules, and observe or change them while the model runs."""

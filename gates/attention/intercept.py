@@ -1,4 +1,4 @@
-"""Reach into a running model: its attention function, its attention matrices, what its heads give to the output projection."""
+"""Intercept the attention function, the attention matrices and the head outputs of a running model."""
 
 from __future__ import annotations
 
@@ -27,33 +27,30 @@ ATTENTION_NAME = "_attn_implementation"
 
 
 def global_names(core: nn.Module) -> tuple[str, ...]:
-    """The global names that a module's forward refers to."""
+    """Return the global names that a module's forward refers to."""
     return inspect.unwrap(type(core).forward).__code__.co_names
 
 
 def sparse_site(sites: tuple[AttentionSite, ...]) -> AttentionSite | None:
-    """The first site whose matrix is not one of queries by keys, such as block-sparse attention; None if there is none."""
+    """Return the first site whose attention matrix is not queries by keys, such as block-sparse attention; else None."""
     return next((site for site in sites if site.gate_only in (SPARSE, DIFFERENCE)), None)
 
 
 def uses_interface(site: AttentionSite) -> bool:
-    """Whether a site's attention goes through Transformers' attention interface."""
+    """Return whether a site's attention goes through Transformers' attention interface."""
     return INTERFACE in global_names(site.core)
 
 
 @contextmanager
 def observing(model: nn.Module, sites: Sequence[AttentionSite]) -> Iterator[None]:
-    """A model at rest for the length of a ``with`` block: in evaluation mode with the gates on it, and not compiled.
-
-    Only one thread at a time can have a model in such a block; others wait.
-    """
+    """Put a model and its gates into evaluation mode, not compiled. Other threads that observe the model wait."""
     with alone(model), evaluating(model, *gates_on(sites)), uncompiled():
         yield
 
 
 @contextmanager
 def alone(model: nn.Module) -> Iterator[None]:
-    """Keep other threads from observing a model, for the length of a ``with`` block, which may contain further ones."""
+    """Prevent other threads from observing a model. Blocks of one thread may be nested."""
     with _LOCK:
         lock = _LOCKS.setdefault(model, threading.RLock())
     with lock:
@@ -62,10 +59,10 @@ def alone(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """Run compiled models as they are written, for the length of a ``with`` block.
+    """Run compiled models eagerly.
 
-    PyTorch has one stance for the whole process. So the last block to end restores the stance that the first one found,
-    whichever threads they are in.
+    PyTorch has one compiler stance per process. The last block to end, in any thread, restores the stance from before the
+    first block.
     """
     own = object()
     try:
@@ -84,34 +81,34 @@ def uncompiled() -> Iterator[None]:
 
 _LOCK = threading.Lock()
 _LOCKS: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
-"""For each model that was observed, the lock that its observers hold."""
+"""For each observed model, the lock that its observers hold."""
 _STANCES: list[Any] = []
-"""The stance of the compiler while models are observed, which knows the one before, and each block that wants it."""
+"""The compiler stance to leave at the end, followed by one object for each open block."""
 
 
 @contextmanager
 def attention_calls(sites: Sequence[AttentionSite], around: Callable[..., Any]) -> Iterator[None]:
     """Send every call of Transformers' attention interface by these sites through ``around``.
 
-    Models choose masks, and some of them sparse patterns, by the name of their implementation. So the name is left as it is,
-    and the function that a site looks up by it is wrapped: the site's module gets a forward pass of its own, which is that
-    of its class with another interface. Other models, and other threads that run them, keep theirs.
+    Models choose masks and sparse patterns by the name of the implementation, so the name stays. The site's module gets its
+    own forward pass: that of its class, with an interface that wraps the attention function. Other models are not affected.
 
     Args:
-        around: The function called with the implementation's name, the model's attention function and the arguments of its
-            call: ``(module, query, key, value, attention_mask, **kwargs)``, each ``[batch, heads, tokens, head_dim]``. It
-            returns what the attention function returns: ``[batch, query, heads, head_dim]`` and attention weights or None.
+        sites: The attention modules.
+        around: A function of the implementation's name, the model's attention function and the arguments of its call:
+            ``(module, query, key, value, attention_mask, **kwargs)``, each ``[batch, heads, tokens, head_dim]``. It returns
+            the results of the attention function: ``[batch, query, heads, head_dim]`` and attention weights or None.
     """
     with ExitStack() as stack:
         for core in {id(site.core): site.core for site in sites}.values():
-            # Accelerate puts a forward pass around this one, which keeps its place.
+            # Accelerate wraps this forward pass in its own and keeps the wrapped one under another name.
             name = "_old_forward" if "_old_forward" in vars(core) else "forward"
             stack.callback(use_method(core, name, _with_interface, user=partial(around)).remove)
         yield
 
 
 class _Interface:
-    """Transformers' attention interface for one module, with further functions around what it looks up."""
+    """Wrap the functions that one module looks up in Transformers' attention interface."""
 
     def __init__(self, interface: Any, arounds: Sequence[Callable[..., Any]]) -> None:
         self.interface = interface
@@ -133,16 +130,16 @@ class _Interface:
 
 
 def _with_interface(own: OwnMethod, *args: Any, **kwargs: Any) -> Any:
-    """A module's forward pass with the functions of all users around its attention, the latest outermost."""
-    return _reading(own.replaced(), tuple(own.users))(*args, **kwargs)
+    """Run a module's forward pass with the functions of all users around its attention, the latest outermost."""
+    return _wrap_interface(own.replaced(), tuple(own.users))(*args, **kwargs)
 
 
-def _reading(function: Any, arounds: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
-    """The same function with another attention interface among its global names."""
+def _wrap_interface(function: Any, arounds: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+    """Return a copy of a function with another attention interface among its global names."""
     if isinstance(function, partial):
-        return partial(_reading(function.func, arounds), *function.args, **function.keywords)
+        return partial(_wrap_interface(function.func, arounds), *function.args, **function.keywords)
     if isinstance(function, MethodType):
-        return MethodType(_reading(function.__func__, arounds), function.__self__)
+        return MethodType(_wrap_interface(function.__func__, arounds), function.__self__)
     inner = inspect.unwrap(function)
     if not isinstance(inner, FunctionType) or INTERFACE not in inner.__globals__:
         return function
@@ -153,13 +150,13 @@ def _reading(function: Any, arounds: Sequence[Callable[..., Any]]) -> Callable[.
 
 
 def implementation_of(model: PreTrainedModel, core: nn.Module) -> str:
-    """The name of the attention implementation that a site's core goes by."""
+    """Return the name of the attention implementation of a site's core."""
     return str(getattr(getattr(core, "config", model.config), "_attn_implementation", "eager"))
 
 
 @contextmanager
 def readable_implementation(model: PreTrainedModel) -> Iterator[None]:
-    """Eager attention or PyTorch's for a while, in those parts of the model that run on any other, such as flash attention."""
+    """Switch parts of the model with another implementation, such as flash attention, to PyTorch's or eager attention."""
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     if not any(map(_is_unreadable, parts)):
         yield
@@ -177,7 +174,7 @@ def _is_unreadable(part: PreTrainedModel) -> bool:
 
 @contextmanager
 def implementation(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """Another attention implementation by its name for a while, in the whole model and in no other."""
+    """Set the attention implementation of all parts of one model."""
     with _own_configs(model) as configs:
         for config in configs:
             config._attn_implementation = name
@@ -186,7 +183,7 @@ def implementation(model: PreTrainedModel, name: str) -> Iterator[None]:
 
 @contextmanager
 def _own_configs(model: nn.Module) -> Iterator[list[Any]]:
-    """Give the modules of a model copies of their configs for a while: another model may have been built from the same ones."""
+    """Give the modules of a model copies of their configs, since another model may share the originals."""
     before = [(part, vars(part)["config"]) for part in model.modules() if hasattr(vars(part).get("config"), ATTENTION_NAME)]
     known: dict[int, Any] = {}  # configs that are one object, or parts of each other, stay so
     copies = [copy.deepcopy(config, known) for _, config in before]
@@ -203,34 +200,35 @@ def _own_configs(model: nn.Module) -> Iterator[list[Any]]:
 def attention_matrices(
     model: PreTrainedModel, sites: tuple[AttentionSite, ...], take: Callable[[int, Tensor], None]
 ) -> Iterator[None]:
-    """Run ``model`` with explicit attention matrices inside the block and hand out each one.
+    """Run ``model`` with explicit attention matrices and pass each one to ``take``.
 
     Args:
-        model: model, in evaluation mode meanwhile, since dropout would change the matrices, and so are gates on it.
-        take: function called with the index of a site and its weights ``[batch, heads, query, key]``, in the graph of the
-            forward pass, whenever it runs.
+        model: The model. It and its gates are in evaluation mode meanwhile, since dropout would change the matrices.
+        sites: The attention modules.
+        take: A function of the index of a site and its weights ``[batch, heads, query, key]``, in the graph of the forward
+            pass. It is called each time the site runs.
     """
     with ExitStack() as stack:
         stack.enter_context(observing(model, sites))
         stack.enter_context(implementation(model, "eager"))
         for position, site in enumerate(sites):
-            stack.enter_context(asking_for_matrix(site.core))
+            stack.enter_context(requesting_matrix(site.core))
             handle = site.core.register_forward_hook(partial(_take_matrix, take, position, site.heads))
             stack.callback(handle.remove)
         yield
 
 
 @contextmanager
-def asking_for_matrix(core: nn.Module) -> Iterator[None]:
-    """Ask the core of a site for its attention matrix, where its forward has an argument for that."""
-    handle = core.register_forward_pre_hook(_ask_for_matrix, with_kwargs=True)
+def requesting_matrix(core: nn.Module) -> Iterator[None]:
+    """Pass ``output_attentions`` to the core of a site if its forward has this argument."""
+    handle = core.register_forward_pre_hook(_request_matrix, with_kwargs=True)
     try:
         yield
     finally:
         handle.remove()
 
 
-def _ask_for_matrix(core: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+def _request_matrix(core: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
     names = list(inspect.signature(type(core).forward).parameters)[1:]
     if "output_attentions" not in names:
         return None
@@ -249,7 +247,7 @@ def _take_matrix(
 
 
 def matrix_among(output: Any, heads: int) -> Tensor | None:
-    """The matrix of weights ``[batch, heads, query, key]`` among a module's outputs; None if there is none."""
+    """Return the attention weights ``[batch, heads, query, key]`` among a module's outputs; None if there are none."""
     parts = output[1:] if isinstance(output, tuple) else ()
     found = [part for part in parts if isinstance(part, Tensor) and part.dim() == 4 and part.shape[1] == heads]
     return found[-1] if found else None  # a position bias (T5) comes before the weights
@@ -259,10 +257,10 @@ def matrix_among(output: Any, heads: int) -> Tensor | None:
 def observe_head_outputs(
     model: nn.Module, sites: Sequence[AttentionSite], take: Callable[[int, Tensor], None]
 ) -> Iterator[None]:
-    """Call ``take`` with the index of a site and its heads ``[..., heads * head_dim]``, as they are before any gate. The model
-    and the gates on it are in evaluation mode meanwhile."""
+    """Call ``take`` with the index of a site and its heads before any gate, ``[..., heads * head_dim]``. The model and its
+    gates are in evaluation mode meanwhile."""
 
-    def seen(position: int, module: nn.Module, args: tuple[Any, ...]) -> None:
+    def take_input(position: int, module: nn.Module, args: tuple[Any, ...]) -> None:
         take(position, args[0])
 
     with ExitStack() as stack:
@@ -270,5 +268,5 @@ def observe_head_outputs(
         for position, site in enumerate(sites):
             for handle in call_output(site.module):
                 stack.callback(handle.remove)
-            stack.callback(site.output.register_forward_pre_hook(partial(seen, position), prepend=True).remove)
+            stack.callback(site.output.register_forward_pre_hook(partial(take_input, position), prepend=True).remove)
         yield

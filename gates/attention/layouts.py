@@ -1,4 +1,4 @@
-"""Where families of models keep the projections of their attention: a table of names, one row for each way."""
+"""Describe where model families keep the projections of their attention: a table of names, one row per layout."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from torch import nn
 from gates.errors import GateError
 
 Fusion = Literal["blocks", "groups", "quarters"]
-"""How one projection holds query, key and value: one after another (``blocks``); for each key/value head its queries, its
-key and its value (``groups``); or in four equal parts of query, value and key each (``quarters``)."""
+"""The order of query, key and value in one projection. ``blocks``: one after another. ``groups``: for each key/value head its
+queries, key and value. ``quarters``: four equal parts, each with query, value and key."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a family keeps its projections, as paths below the attention module.
+    """Describe where a family keeps its projections, as paths below the attention module.
 
     Args:
-        query, key, value: one path each, or the same path for weights fused in one projection.
-        output: the output projection.
-        core: the submodule that computes attention, when it is not the attention module itself.
-        fusion: how a fused projection holds its parts.
-        with_query, with_key: further projections with the same rows as query or key, where the module has them.
-        arguments: inputs of the core that have an axis of heads (position biases), which a pruned site has to select.
-        adds: what the module adds to its output itself: ``residual`` (an argument) or the path of the norm over the sum with
-            its input; empty if the caller does it.
-        gate_only: why heads of such attention cannot be removed, only gated; empty if they can.
-        narrowed_by: attribute of the core that says how many times narrower its heads are than the core's head size.
-        packed: beginning of the names of parameters that hold query, key and value one after another, where no projections do.
-        classes: names of the classes that it describes; any if empty.
-        beside: a second stream of heads in the same module, with projections and gates of its own.
+        query, key, value: One path each, or the same path for weights fused in one projection.
+        output: The path of the output projection.
+        core: The path of the submodule that computes attention. Empty for the attention module itself.
+        fusion: The order of the parts in a fused projection.
+        with_query, with_key: The paths of further projections with the rows of query or key, where the module has them.
+        arguments: The inputs of the core with an axis of heads (position biases), which a pruned site has to select.
+        adds: The residual connection inside the module: ``residual`` (an argument), or the path of the norm over the sum with
+            its input. Empty if the caller adds the residual.
+        gate_only: The reason why heads of such attention can only be gated. Empty if they can be removed.
+        narrowed_by: The attribute of the core with the factor by which its heads are narrower than its head size.
+        packed: The prefix of parameters that hold query, key and value one after another, where no projections do.
+        classes: The names of the classes that the row describes. Empty for any class.
+        second: A second stream of heads in the same module, with its own projections and gates.
     """
 
     query: str
@@ -48,7 +48,7 @@ class Layout:
     narrowed_by: str = ""
     packed: str = ""
     classes: tuple[str, ...] = ()
-    beside: Layout | None = None
+    second: Layout | None = None
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -57,25 +57,23 @@ class Layout:
 
     @property
     def streams(self) -> tuple[Layout, ...]:
-        """The layouts of all streams of heads that the module has."""
-        return (self,) if self.beside is None else (self, *self.beside.streams)
+        return (self,) if self.second is None else (self, *self.second.streams)
 
 
 LATENT = "multi-head latent attention shares one compressed key and value between all heads"
 SPARSE = "its block-sparse pattern has projections and buffers of its own"
-POSITIONS = "the scores of its positions have weights with an axis of heads that is not known how to cut"
-DEFORMABLE = "its heads look at points of their own, by projections with an axis of heads that is not known how to cut"
-QUERY = "it has a query that is no projection"
+POSITIONS = "its position scores have weights with an axis of heads that cannot be cut"
+DEFORMABLE = "each head attends to its own points, by projections with an axis of heads that cannot be cut"
+QUERY = "its query is not a projection"
 STREAMS = "the heads of its two streams add their scores, so each needs the queries and keys of the other"
 
 
 def _inside(core: str, query: str, key: str, value: str, output: str, **more: Any) -> Layout:
-    """A row whose projections, but for the output, lie in the submodule that computes attention."""
+    """Return a row whose projections except the output are in the submodule that computes attention."""
     return Layout(f"{core}.{query}", f"{core}.{key}", f"{core}.{value}", output, core=core, **more)
 
 
 def _fused(projection: str, output: str, **more: Any) -> Layout:
-    """A row with one projection for query, key and value."""
     return Layout(projection, projection, projection, output, **more)
 
 
@@ -88,7 +86,7 @@ LAYOUTS: tuple[Layout, ...] = (
     _inside(
         *("self", "query", "key", "value", "output.dense"),
         gate_only=STREAMS,
-        beside=_inside(
+        second=_inside(
             *("self", "layout_query", "layout_key", "layout_value", "layout_output.dense"),
             gate_only=STREAMS,
             narrowed_by="channel_shrink_ratio",
@@ -133,7 +131,7 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout("q_proj", "k_proj", "v_proj", "Wo"),
     # Moshi, Gemma 4's pictures: projections within modules of their own
     Layout("q_proj.linear", "k_proj.linear", "v_proj.linear", "o_proj.linear"),
-    # Conditional DETR: contents and positions
+    # Conditional DETR: content and positions
     Layout(
         *("q_content_proj", "k_content_proj", "v_proj", "o_proj"),
         with_query=("q_pos_proj", "q_pos_sine_proj"),
@@ -148,7 +146,7 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout(
         *("vision_proj", "text_proj", "values_text_proj", "out_vision_proj"),
         gate_only=STREAMS,
-        beside=Layout("text_proj", "vision_proj", "values_vision_proj", "out_text_proj", gate_only=STREAMS),
+        second=Layout("text_proj", "vision_proj", "values_vision_proj", "out_text_proj", gate_only=STREAMS),
     ),
     # BigBird-Pegasus
     _inside("self", "query", "key", "value", "output", gate_only=SPARSE),
@@ -218,15 +216,15 @@ LAYOUTS: tuple[Layout, ...] = (
 )
 
 
-# Classes of attention that are exceptions to the table of layouts, with the reasons.
+# Attention classes that are exceptions to the table of layouts, with the reasons.
 
 DIFFERENCE = "each of its heads is the difference of two"
-RELATIVE = "its table of position biases has an axis of heads that is not known how to cut"
-WIDTH = "it takes the width of its input for that of its heads together"
+RELATIVE = "its table of position biases has an axis of heads that cannot be cut"
+WIDTH = "it assumes that its heads together are as wide as its input"
 GATE_ONLY_CLASSES = {
     "LongformerSelfAttention": SPARSE,
     "BigBirdBlockSparseAttention": SPARSE,
-    "BigBirdSelfAttention": SPARSE,  # what a short text makes of it
+    "BigBirdSelfAttention": SPARSE,  # BigBird switches to this class on a short text
     "PegasusXGlobalLocalAttention": SPARSE,
     "DiffLlamaAttention": DIFFERENCE,
     "LayoutLMv3SelfAttention": RELATIVE,
@@ -234,44 +232,40 @@ GATE_ONLY_CLASSES = {
     "TrOCRAttention": WIDTH,
     "MgpstrAttention": WIDTH,
     "modeling_fsmt.Attention": WIDTH,
-    "GPTNeoXJapaneseAttention": "it adds a bias of its own behind its output projection",
-    "IBertSelfAttention": "its quantised projections keep integers of their weights beside them",
+    "GPTNeoXJapaneseAttention": "it adds a separate bias after its output projection",
+    "IBertSelfAttention": "its quantised projections also store their weights as integers",
     "ConvBertSelfAttention": "half of its heads are convolutions",
     "Pix2StructTextAttention": RELATIVE,
     "FastSpeech2ConformerAttention": POSITIONS,
     "Wav2Vec2ConformerSelfAttention": POSITIONS,
     "SeamlessM4TConformerSelfAttention": POSITIONS,
-    "WavLMAttention": "the gate of its position biases has weights for each head that are not known how to cut",
-    "DogeAttention": "the scores of its dynamic mask have weights for each head that are not known how to cut",
+    "WavLMAttention": "the gate of its position biases has weights for each head that cannot be cut",
+    "DogeAttention": "the scores of its dynamic mask have weights for each head that cannot be cut",
 }
-"""Attention with the projections of a row above whose heads cannot be removed, with the reason; by the name of the class, or of
-its file and the class where the name alone says little."""
+"""The reasons why heads of these classes cannot be removed although a row above fits. A key is the name of the class, or of its
+file and the class."""
 TIME_FIRST_CLASSES = ("modeling_fsmt.Attention", "MultiheadAttention", "WavLMAttention")
 """Attention whose heads are ``[query, batch, features]`` before the output projection."""
 REFUSED_CLASSES = {
     "ProphetNetNgramSelfAttention": "it predicts several future tokens by streams that share one attention module",
 }
-"""Attention that cannot be gated either, with the reason."""
-BESIDE_ATTENTION = ("AttentionMLP", "AttentionBias", "AttentionOutput", "AttentionGRUCell", "AttentionResidual")
-"""Ends of the names of classes that have attention in them and do not mix tokens by heads."""
-
-
-# Layers that peft has put a LoRA adapter, or another one, around: the layer is its ``base_layer``.
+"""The reasons why heads of these classes cannot be gated either."""
+NOT_ATTENTION = ("AttentionMLP", "AttentionBias", "AttentionOutput", "AttentionGRUCell", "AttentionResidual")
+"""The endings of class names that contain ``Attention`` without being attention by heads."""
 
 
 def without_adapter(module: nn.Module) -> nn.Module:
-    """The layer itself; a module without an adapter as it is."""
+    """Return the layer inside peft's adapters, such as LoRA; a module without an adapter is returned unchanged."""
     while isinstance(base := getattr(module, "base_layer", None), nn.Module):
         module = base
     return module
 
 
 def check_merged(model: nn.Module) -> None:
-    """Whether a model's weights are all that acts on their inputs."""
+    """Raise :class:`GateError` if a layer of the model has an adapter."""
     for name, module in model.named_modules():
         if without_adapter(module) is not module:
             raise GateError(
-                f"the layer {name!r} carries an adapter ({type(module).__module__.split('.')[0]}'s {type(module).__name__}), "
-                "whose weights are not in its own; merge first: take the gates off (unload() or detach()), call peft's "
-                "merge_and_unload(), and go on with the model that it returns"
+                f"the layer {name!r} has an adapter ({type(module).__module__.split('.')[0]}'s {type(module).__name__}); take "
+                "the gates off (unload() or detach()), and continue with the model that peft's merge_and_unload() returns"
             )

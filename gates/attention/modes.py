@@ -1,4 +1,4 @@
-"""Put modules into evaluation mode: for a while, or in a copy that shares their weights."""
+"""Put modules into evaluation mode temporarily, or make a copy in evaluation mode that shares their weights."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ from gates.attention.own_method import OwnMethod
 
 
 class HasModules(Protocol):
-    """A module, with all its submodules."""
+    """Describe a module with submodules."""
 
     def modules(self) -> Iterator[nn.Module]: ...
 
 
 @contextmanager
 def evaluating(*models: HasModules) -> Iterator[None]:
-    """Put modules with all their submodules into evaluation mode, so without dropout, for the length of a ``with`` block. Each
-    gets back the mode it had, also where they differ."""
+    """Put modules and their submodules into evaluation mode, without dropout; each returns to its own mode afterwards."""
     training = [module for model in models for module in model.modules() if module.training]
     try:
-        for module in training:  # not by eval(), which a module may have made to do more than that
+        for module in training:  # not by eval(), which a module may override
             module.training = False
         yield
     finally:
@@ -37,10 +36,10 @@ def evaluating(*models: HasModules) -> Iterator[None]:
 
 
 def evaluation_copy(module: nn.Module) -> tuple[nn.Module, dict[nn.Module, nn.Module]]:
-    """Return a copy of a module in evaluation mode, without hooks, that shares all weights and buffers; and a dictionary from
-    every module inside the original to its copy.
+    """Return a copy of a module in evaluation mode and a dictionary from every inner module to its copy.
 
-    Running the copy calls no hook and changes no mode, so that other threads may use the module at the same time.
+    The copy shares all weights and buffers and has no hooks. Running it calls no hook and changes no mode, so other threads
+    may use the module at the same time.
     """
     copies = {part: object.__new__(type(part)) for part in module.modules()}
     for part, copy in copies.items():
@@ -67,7 +66,7 @@ _THREAD = _Thread()
 
 @contextmanager
 def running_copy() -> Iterator[None]:
-    """Mark that this thread runs a copy, for the length of a ``with`` block: :func:`check_original` then raises an error."""
+    """Mark that this thread runs a copy, so that :func:`check_original` raises an error."""
     before, _THREAD.runs_copy = _THREAD.runs_copy, True
     try:
         yield
@@ -82,7 +81,7 @@ def check_original() -> None:
 
 
 def _rebound(value: Any, owner: nn.Module, copy: nn.Module) -> Any:
-    """Return a method that is stored on a module, such as a replaced ``forward``, as a method of its copy."""
+    """Return a method stored on a module, such as a replaced ``forward``, bound to the copy."""
     if isinstance(value, MethodType) and value.__self__ is owner:
         return MethodType(value.__func__, copy)
     if isinstance(value, partial):
@@ -90,13 +89,9 @@ def _rebound(value: Any, owner: nn.Module, copy: nn.Module) -> Any:
     return value
 
 
-# Parameters that require no gradients for a while.
-
-
 @contextmanager
 def frozen(*modules: nn.Module) -> Iterator[None]:
-    """Have modules with all their parameters require no gradients, for the length of a ``with`` block. Those that required
-    gradients do so again afterwards."""
+    """Freeze all parameters of some modules; those that required gradients require them again afterwards."""
     trainable = [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
     try:
         for parameter in trainable:
@@ -107,16 +102,11 @@ def frozen(*modules: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-# The random number generators that a model draws from, kept as they were.
-
-
 @contextmanager
 def kept_generators(model: nn.Module, seed: int | None = None) -> Iterator[None]:
-    """Restore the generators of the CPU and of the model's devices after the ``with`` block; with a seed, set them for its
-    length.
+    """Restore the random generators of the CPU and of the model's devices afterwards; seed them first if a seed is given.
 
-    The generators of other devices are not touched. ``torch.manual_seed`` would seed them too, at once or when they are
-    initialised.
+    The generators of other devices are not touched, as they would be by ``torch.manual_seed``.
     """
     devices = {parameter.device for parameter in model.parameters()}
     generators = [torch.default_generator, *(_generator(device) for device in devices if device.type in ("cuda", "mps"))]
@@ -138,9 +128,6 @@ def _generator(device: torch.device) -> torch.Generator:
     return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
 
 
-# Whether PyTorch has spread a model's weights over processes.
-
-
 def is_sharded(model: nn.Module) -> bool:
-    """Whether a process holds a part alone of some weight (FSDP2), so that the model runs in all or in none."""
+    """Return whether FSDP2 has spread the weights over processes, so that the model runs in all of them or in none."""
     return any(isinstance(weight, DTensor) for weight in model.parameters())

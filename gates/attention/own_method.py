@@ -1,7 +1,7 @@
-"""Give one module a function in place of a method of its class, until its last user leaves.
+"""Replace a method of a single module until the last user of the replacement is removed.
 
-A library can be changed by replacing one of its functions, but then every thread and every other model calls the replacement,
-and an interrupt can leave it in place. An attribute of one module concerns the calls of that module alone.
+Replacing a function of a library would affect every thread and every model, and an interrupt could leave it in place. An
+attribute of one module affects only the calls of that module.
 """
 
 from __future__ import annotations
@@ -19,29 +19,25 @@ _LOCK = threading.Lock()
 
 
 class OwnMethod:
-    """A module's own method, which several users share.
-
-    Args:
-        function: The function that is called with this object and the arguments of the method.
-    """
+    """Replace a method of one module for several users. ``function`` gets this object and the arguments of the method."""
 
     def __init__(self, module: nn.Module, name: str, function: Callable[..., Any]) -> None:
         self.module = module
         self.name = name
         self.function = function
-        self.before = vars(module).get(name)  # another method of the module's own, as Accelerate gives it
+        self.before = vars(module).get(name)  # an earlier replacement, such as Accelerate's
         self.users: list[Any] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(self, *args, **kwargs)
 
     def replaced(self) -> Callable[..., Any]:
-        """Return the method that the module would call otherwise."""
+        """Return the method that this one replaces."""
         return getattr(type(self.module), self.name).__get__(self.module) if self.before is None else self.before
 
 
 class Use:
-    """One use of a module's own method."""
+    """Register one user of a replaced method."""
 
     def __init__(self, own: OwnMethod, user: Any) -> None:
         self.own = own
@@ -56,12 +52,12 @@ class Use:
                 if own.before is None:
                     del states[own.name]
                     return
-                own = states[own.name] = own.before  # one below, whose users may have left before
+                own = states[own.name] = own.before  # an earlier replacement, which may have no users left
 
 
 def use_method(module: nn.Module, name: str, function: Callable[..., Any], user: Any) -> Use:
-    """Have a module call a function in place of a method, until :meth:`Use.remove`. The function finds each user, an object of
-    its own, among the ``users`` of its first argument."""
+    """Make a module call a function instead of a method until :meth:`Use.remove`. The first argument of the function is the
+    :class:`OwnMethod`, whose ``users`` contain ``user``."""
     with _LOCK:
         own = vars(module).get(name)
         if not isinstance(own, OwnMethod) or own.function is not function:
@@ -70,16 +66,14 @@ def use_method(module: nn.Module, name: str, function: Callable[..., Any], user:
     return Use(own, user)
 
 
-# Attention that hands its output projection's weight to a function of PyTorch, and does not call the projection itself.
-#
-# ``nn.MultiheadAttention`` and WavLM's attention do all their work in ``torch.nn.functional.multi_head_attention_forward``. A
-# hook on their output projection would never be called. So such a module gets a method of its own: it gives that function the
-# identity in the place of this weight, which changes no bit of the heads, and calls the projection on what comes out.
+# ``nn.MultiheadAttention`` and WavLM's attention do all their work in ``torch.nn.functional.multi_head_attention_forward``, and
+# pass it the weight of the output projection. A hook on the projection would never be called. The methods below pass the
+# identity instead, which changes no bit of the heads, and call the projection on the result.
 
 
 def call_output(module: nn.Module) -> list[Use]:
-    """Have an attention module call its output projection as a module, until the handles are removed; do nothing for modules
-    that do so anyway."""
+    """Make an attention module call its output projection as a module until the handles are removed. Modules that do so
+    anyway get no handle."""
     name, function = METHODS.get(type(module).__name__, ("", _multihead_attention))
     own = vars(module).get(name)
     if not name or not (own is None or isinstance(own, OwnMethod)):
@@ -89,7 +83,7 @@ def call_output(module: nn.Module) -> list[Use]:
 
 @contextmanager
 def calling_outputs(module: nn.Module) -> Iterator[None]:
-    """Do the same for a module and all attention in it, for the length of a ``with`` block."""
+    """Make all attention in a module call its output projections as modules."""
     with ExitStack() as stack:
         for part in module.modules():
             for handle in call_output(part):
@@ -108,10 +102,10 @@ def _multihead_attention(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """The forward pass of ``nn.MultiheadAttention``, without its fast path, which has no heads to show."""
+    """Run the forward pass of ``nn.MultiheadAttention`` without its fast path, which does not compute separate heads."""
     module: Any = own.module
     turned = module.batch_first and query.dim() == 3
-    if turned:  # what is one tensor stays one, so that the same kernels run
+    if turned:  # one tensor for several inputs stays one, so that the same kernels run
         first, second, third = query, key, value
         query = first.transpose(0, 1)
         key = query if second is first else second.transpose(0, 1)
@@ -141,7 +135,7 @@ def _wavlm_attention(
     gated_position_bias: Tensor,
     output_attentions: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """The same of ``WavLMAttention``, which has a projection each for queries, keys and values."""
+    """Run the forward pass of ``WavLMAttention``, which has a projection each for queries, keys and values."""
     module: Any = own.module
     states = hidden_states.transpose(0, 1)
     output, weights = _projected(
@@ -154,13 +148,13 @@ def _wavlm_attention(
         use_separate_proj_weight=True,
         **{f"{name}_proj_weight": getattr(module, f"{name}_proj").weight for name in "qkv"},
     )
-    if weights is not None:  # the mean over heads, once for each of them
+    if weights is not None:  # the mean over heads, repeated for each head
         weights = weights[:, None].expand(-1, module.num_heads, -1, -1)
     return output.transpose(0, 1), weights
 
 
 def _projected(module: Any, inputs: tuple[Tensor, ...], weights: tuple[Any, ...], **more: Any) -> tuple[Tensor, Tensor | None]:
-    """Call PyTorch's function with the identity for the output projection, and the projection on what it returns."""
+    """Call PyTorch's function with the identity as the output projection, then the projection itself."""
     identity = torch.eye(module.embed_dim, dtype=inputs[0].dtype, device=inputs[0].device)
     sizes = (module.embed_dim, module.num_heads)
     attention: Callable[..., tuple[Tensor, Tensor | None]] = functional.multi_head_attention_forward
@@ -172,4 +166,4 @@ METHODS: dict[str, tuple[str, Callable[..., Any]]] = {
     "MultiheadAttention": ("forward", _multihead_attention),
     "WavLMAttention": ("torch_multi_head_self_attention", _wavlm_attention),
 }
-"""For each class of such attention, the method that calls the function of PyTorch, and what takes its place."""
+"""For each class of such attention, the method that calls the function of PyTorch, and its replacement."""

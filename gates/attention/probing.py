@@ -1,9 +1,9 @@
-"""Attention of unknown structure, found by running it: where its heads lie side by side, before which projection.
+"""Find the heads of attention with unknown structure by running it.
 
-The table of layouts knows projections by name. Where no row fits, one head's attention probabilities are set to zero, and it is
-seen which features of which linear layer's input become zero: those are the head's. If every head has a block of its own, of
-one size and in order, the layer is an output projection that gates can be put before. Nothing is known of the rest of the
-module, so heads found this way can be gated and scored, not removed.
+The table of layouts knows projections by name. Where no row fits, the probe sets the attention probabilities of one head to
+zero. The features of a linear layer's input that become zero belong to this head. If every head has its own block of features,
+of one size and in order, the layer is an output projection and can be gated. The rest of the module stays unknown, so such
+heads can be gated and scored but not removed.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from gates.attention.modes import evaluating, kept_generators
 from gates.attention.sites import AttentionSite, is_attention, is_linear, kind_of, layer_of, matched_sites, unknown_attention
 from gates.errors import GateError
 
-PROBED = "its structure is known from a probe alone, which says nothing of its queries, keys and values"
+PROBED = "its structure was found by a probe, which does not find queries, keys and values"
 
 
 def probe_attention(model: PreTrainedModel, inputs: Mapping[str, Any], *, only: str = "") -> tuple[AttentionSite, ...]:
-    """The attention sites of a model, those of unknown structure found by running it.
+    """Return the attention sites of a model; find those of unknown structure by running it.
 
     Args:
-        model: model of any class.
-        inputs: keyword arguments of a forward pass that reaches all its attention.
-        only: path of a submodule whose attention alone is meant; empty for the whole model.
+        model: A model of any class.
+        inputs: The keyword arguments of a forward pass that reaches all its attention.
+        only: The path of a submodule to search. Empty for the whole model.
 
     Returns:
-        Sites in module order, to be given to :class:`gates.gating.head_gates.HeadGates`.
+        Sites in module order, for :class:`gates.gating.head_gates.HeadGates`.
 
     Raises:
-        GateError: for attention whose heads do not show.
+        GateError: If the heads of some attention cannot be found.
     """
     found = {site.name: site for site in matched_sites(model, only=only)}
     unknown = unknown_attention(model, found.values(), only=only)
@@ -48,22 +48,22 @@ def probe_attention(model: PreTrainedModel, inputs: Mapping[str, Any], *, only: 
         for name, module in unknown.items()
         if not any(is_attention(part) for part in module.modules() if part is not module)
     }
-    seen = _Seen()
+    mode = _SoftmaxMode()
     devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
-    with torch.no_grad(), evaluating(model), torch.random.fork_rng(devices), seen:
+    with torch.no_grad(), evaluating(model), torch.random.fork_rng(devices), mode:
         for name, module in innermost.items():
-            site = _probed(model, inputs, name, module, seen)
+            site = _probed(model, inputs, name, module, mode)
             found[site.name] = site
     order = {name: position for position, (name, _) in enumerate(model.named_modules())}
     return tuple(sorted(found.values(), key=lambda site: order.get(site.name, len(order))))
 
 
 SOFTMAX = (functional.softmax, torch.softmax, Tensor.softmax, functional.scaled_dot_product_attention)
-"""PyTorch's functions whose outputs have an axis of heads: attention probabilities, or what attention gives."""
+"""PyTorch's functions whose outputs, attention probabilities or attention outputs, have an axis of heads."""
 
 
-class _Seen(TorchFunctionMode):
-    """The softmax calls of this thread: which module was running, and how many heads its matrices have."""
+class _SoftmaxMode(TorchFunctionMode):
+    """Record the number of heads in the softmax calls of each module, and set one head to zero on demand."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class _Seen(TorchFunctionMode):
         return self._without_closed(output) if function in SOFTMAX else output
 
     def _without_closed(self, matrix: Tensor) -> Tensor:
-        """A matrix ``[batch, heads, query, key or feature]``, that of a closed head zero."""
+        """Set the closed head to zero in a matrix ``[batch, heads, query, key or feature]``."""
         if matrix.dim() != 4 or not self.running:
             return matrix
         module = self.running[-1]
@@ -90,21 +90,21 @@ class _Seen(TorchFunctionMode):
         return matrix
 
 
-def _probed(model: PreTrainedModel, inputs: Mapping[str, Any], name: str, core: nn.Module, seen: _Seen) -> AttentionSite:
-    """The site around a module that computes attention: in it, or in the module that has it and its output projection."""
-    dense = _run(model, inputs, core, seen)
-    heads = seen.heads.get(id(core), 0)
+def _probed(model: PreTrainedModel, inputs: Mapping[str, Any], name: str, core: nn.Module, mode: _SoftmaxMode) -> AttentionSite:
+    """Return the site of a module that computes attention. Its output projection is in the module or in its parent."""
+    dense = _run(model, inputs, core, mode)
+    heads = mode.heads.get(id(core), 0)
     described = f"{type(core).__name__} at {name!r}"
     if heads < 1:
         raise GateError(
-            f"no attention of several heads was seen in {described}, so its heads cannot be gated; give inputs that reach it, "
-            "or name a part of the model that does without it (only='language_model')"
+            f"{described} computed no attention with several heads; give inputs that reach it, or name a part of the model "
+            "without it (only='language_model')"
         )
     closed: list[dict[str, Tensor]] = []
     for head in range(heads):
-        seen.closed = (core, head)
-        closed.append(_run(model, inputs, core, seen))
-    seen.closed = None
+        mode.closed = (core, head)
+        closed.append(_run(model, inputs, core, mode))
+    mode.closed = None
     parent = name.rpartition(".")[0]
     for place in (name, parent) if parent and is_attention(model.get_submodule(parent)) else (name,):
         for path, features in dense.items():
@@ -123,14 +123,18 @@ def _probed(model: PreTrainedModel, inputs: Mapping[str, Any], name: str, core: 
                     module=module,
                 )
     raise GateError(
-        f"none of the linear layers in {described} has its {heads} heads side by side, so they cannot be gated; describe it in "
-        "gates.attention.layouts.LAYOUTS, or name a part of the model that does without it (only='language_model')"
+        f"no linear layer in {described} has its {heads} heads side by side; describe it in gates.attention.layouts.LAYOUTS, "
+        "or name a part of the model without it (only='language_model')"
     )
 
 
 def _has_heads(dense: Tensor, closed: Sequence[Tensor | None]) -> bool:
-    """Whether each head has a block of features of its own, which is zero when it is closed, while all others stay. Features
-    are ``[..., heads * head_dim]``: with all heads, and with one closed, head by head (None where the layer was not called)."""
+    """Return whether closing a head sets its own block of features to zero and changes no other feature.
+
+    Args:
+        dense: The features with all heads open, ``[..., heads * head_dim]``.
+        closed: The features with one head closed, for each head; None where the layer was not called.
+    """
     if any(one is None or one.shape != dense.shape for one in closed):
         return False
     without = [one for one in closed if one is not None]
@@ -140,22 +144,21 @@ def _has_heads(dense: Tensor, closed: Sequence[Tensor | None]) -> bool:
     return bool((changed == blocks).all()) and bool(zero[blocks].all())
 
 
-def _run(model: PreTrainedModel, inputs: Mapping[str, Any], core: nn.Module, seen: _Seen) -> dict[str, Tensor]:
-    """One forward pass; what each linear layer was given in its first call, by its path in the model."""
-    given: dict[str, Tensor] = {}
+def _run(model: PreTrainedModel, inputs: Mapping[str, Any], core: nn.Module, mode: _SoftmaxMode) -> dict[str, Tensor]:
+    """Run one forward pass and return the input of each linear layer's first call, by its path in the model."""
+    layer_inputs: dict[str, Tensor] = {}
+
+    def keep_input(path: str, layer: nn.Module, args: tuple[Any, ...]) -> None:
+        layer_inputs.setdefault(path, args[0].clone())
+
+    def leave(*_: Any) -> None:
+        mode.running.pop()
+
     with kept_generators(model, seed=0), ExitStack() as stack:
-        stack.callback(core.register_forward_pre_hook(lambda own, _: seen.running.append(own)).remove)
-        stack.callback(core.register_forward_hook(lambda *_: _left(seen), always_call=True).remove)
+        stack.callback(core.register_forward_pre_hook(lambda own, _: mode.running.append(own)).remove)
+        stack.callback(core.register_forward_hook(leave, always_call=True).remove)
         for path, part in model.named_modules():
             if is_linear(part):
-                stack.callback(part.register_forward_pre_hook(partial(_keep, given, path)).remove)
+                stack.callback(part.register_forward_pre_hook(partial(keep_input, path)).remove)
         model(**inputs)
-    return given
-
-
-def _left(seen: _Seen) -> None:
-    seen.running.pop()
-
-
-def _keep(given: dict[str, Tensor], path: str, layer: nn.Module, args: tuple[Any, ...]) -> None:
-    given.setdefault(path, args[0].clone())
+    return layer_inputs

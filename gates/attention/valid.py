@@ -1,4 +1,4 @@
-"""Which queries of an attention site count: those that are not padding."""
+"""Find which queries of an attention site count because they are not padding."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def stack_of(site: AttentionSite) -> str:
 
 
 def key_of(valid: Valid, site: AttentionSite) -> str | None:
-    """Return the key of a site's mask: the innermost module around the site, or else its kind; None if there is neither."""
+    """Return the key of a site's mask: the innermost module around the site, else its kind; None if neither has a mask."""
     parts = site.name.split(".")
     around = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
     found = next((name for name in around if name in valid and name not in KINDS), None)
@@ -35,8 +35,8 @@ def valid_by_site(valid: Valid, sites: Sequence[AttentionSite]) -> list[Tensor |
         sites: The attention modules of a model.
 
     Raises:
-        GateError: If a mask with padding is given for a kind whose sites lie in several stacks of layers, because a text's mask
-            says nothing about a picture of the same length.
+        GateError: If a mask with padding is given for a kind whose sites are in several stacks of layers. The mask of a text
+            does not apply to a picture of the same length.
     """
     keys = [key_of(valid, site) for site in sites]
     for kind in KINDS:
@@ -44,8 +44,8 @@ def valid_by_site(valid: Valid, sites: Sequence[AttentionSite]) -> list[Tensor |
         stacks = list(dict.fromkeys(stack_of(site) for site, key in zip(sites, keys, strict=True) if key == kind))
         if mask is not None and len(stacks) > 1 and not bool(mask.all()):
             raise GateError(
-                f"the mask of valid queries for {kind!r} would be applied to {' and '.join(map(repr, stacks))}, which may read "
-                f"different inputs; give a mask for each of these names, such as {{{stacks[0]!r}: None}} where all count"
+                f"the mask for {kind!r} would apply to {' and '.join(map(repr, stacks))}, which may read different inputs; "
+                f"give a mask for each of these names, such as {{{stacks[0]!r}: None}}"
             )
     return [None if key is None else valid[key] for key in keys]
 
@@ -60,16 +60,18 @@ def check_valid(valid: Tensor, shape: Size) -> None:
     """Raise :class:`GateError` unless a mask has this shape, ``[batch, query]``."""
     if valid.shape != shape:
         raise GateError(
-            f"the mask of valid queries has shape {list(valid.shape)}, but the heads' outputs have {list(shape)}; expected the "
-            "same batch and queries; give a mask for each part of the model by its name, such as {'vision_tower': None} where "
-            "all count"
+            f"the mask of valid queries has shape {list(valid.shape)}, but the head outputs have {list(shape)}; give a mask "
+            "for each part, such as {'vision_tower': None}"
         )
 
 
 def valid_positions(states: Tensor, valid: Tensor | None) -> Tensor:
-    """Return the positions that count, ``[positions, features]``, of states ``[batch, query, features]``, or ``[query, batch,
-    features]`` where a site has time first. The mask has the layout of the states (see :func:`rows_by_site`); None if all
-    count."""
+    """Return the positions of some states that count, ``[positions, features]``.
+
+    Args:
+        states: The states, ``[batch, query, features]``, or ``[query, batch, features]`` where a site has time first.
+        valid: The mask in the layout of the states (see :func:`rows_by_site`); None if all positions count.
+    """
     if valid is None:
         return states.flatten(0, -2)
     check_valid(valid, states.shape[:-1])

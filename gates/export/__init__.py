@@ -1,1 +1,1 @@
-"""Pruned models on disk: save, verify, reload; stock shapes; ONNX; what they cost."""
+"""Save, verify and reload pruned models, export them to stock classes and ONNX, and measure their cost."""

@@ -1,4 +1,4 @@
-"""The README of an exported model: what it is, a prediction with it, its results, which heads it kept and what it costs."""
+"""Write the README of an exported model: facts, a prediction in Python, results, kept heads and cost."""
 
 from __future__ import annotations
 
@@ -25,11 +25,8 @@ from gates.files import replacing
 from gates.gating.head_gates import HeadGates
 from gates.surgery.modeling_file import auto_classes
 
-# The results of a model card as the Hub reads them.
-
 MetricTypes = Mapping[str, Mapping[str, Any]]
-"""What metrics are to Hugging Face's library ``evaluate``: ``type``, which ``evaluate.load`` takes, and ``args`` of its
-``compute``, with which it gives the same number."""
+"""For each metric, its ``type`` for ``evaluate.load`` of Hugging Face's ``evaluate``, and the ``args`` of its ``compute``."""
 
 
 def evaluation_block(
@@ -42,17 +39,16 @@ def evaluation_block(
     split: str = "test",
     more_splits: Sequence[str] = (),
 ) -> list[EvalResult]:
-    """The Hub's evaluation block; none for results on data that are not stated.
+    """Return the Hub's evaluation block; it is empty without a dataset.
 
     Args:
-        results: by name; texts and numbers that are not finite are left out.
-        types: of metrics; one that is not among them keeps its name and has no arguments.
-        task: the Hub's name of what the model does, such as ``text-classification``.
-        dataset, subset, split, more_splits: the data that they are results on; see :class:`gates.export.card.ModelCard`.
+        results: The results by name. Texts and numbers that are not finite are dropped.
+        types: The types of metrics. Other metrics keep their names and have no arguments.
+        task: The Hub's name of the task, such as ``text-classification``.
+        dataset, subset, split, more_splits: The data of the results; see :class:`ModelCard`.
     """
 
-    def place(result: str) -> tuple[str, str]:
-        """The split and the metric that a result is of."""
+    def split_and_metric(result: str) -> tuple[str, str]:
         own = next((more for more in more_splits if result.startswith(f"{more}_")), None)
         return (split, result) if own is None else (own, result.removeprefix(f"{own}_"))
 
@@ -69,11 +65,9 @@ def evaluation_block(
             metric_args=types.get(name, {}).get("args"),
             metric_value=value,
         )
-        for (own_split, name), value in ((place(result), value) for result, value in numbers.items() if dataset)
+        for (own_split, name), value in ((split_and_metric(result), value) for result, value in numbers.items() if dataset)
     ]
 
-
-# Python that loads an export and predicts with it, as each export's README shows it.
 
 PIPELINE_TAGS = {
     "AutoModelForSequenceClassification": "text-classification",
@@ -89,19 +83,14 @@ PIPELINE_TAGS = {
     "AutoModelForAudioClassification": "audio-classification",
     "AutoModel": "feature-extraction",
 }
-"""The Hub's name of the task of an Auto class."""
+"""The Hub's task name for each Auto class."""
 
 PATH = 'path = "path/to/this/directory"  # or its name on the Hub'
 SENTENCE = "The attention heads that are left do the work."
-QUESTION = "What do the heads do?"
-TEXT_INPUTS = {"input_ids", "attention_mask", "token_type_ids", "decoder_input_ids"}
-"""What a tokenizer gives; beside other inputs, a text has tokens that stand for them."""
-TRIAL_PASSES = 4
-"""Forward passes that a trial of two tokens may take. Two are usual; a diffusion model takes dozens."""
 
 
 def torch_usage(model: PreTrainedModel, auto: str, *, remote_code: bool, has_tokenizer: bool) -> list[str]:
-    """Return lines that load an export in PyTorch, with the modeling file beside it or without, and print a prediction."""
+    """Return lines of Python that load an export in PyTorch, with or without remote code, and print a prediction."""
     example = _example(model)
     reads_text = has_tokenizer and _is_text(example)
     loader = auto if remote_code else stock_loader(model, auto)
@@ -118,27 +107,27 @@ def torch_usage(model: PreTrainedModel, auto: str, *, remote_code: bool, has_tok
 
 
 def stock_loader(model: PreTrainedModel, auto: str) -> str:
-    """The Auto class that loads a stock model; its own class if no Auto class does (MllamaForCausalLM)."""
+    """Return the Auto class that loads a stock model; its own class if no Auto class does (MllamaForCausalLM)."""
     own = type(model).__name__
     return own if hasattr(transformers, own) and auto not in auto_classes(model) else auto
 
 
 def prediction(model: PreTrainedModel, auto: str) -> list[str]:
-    """Lines that print what ``model`` says of an example; none for a model whose inputs are unknown."""
+    """Return lines that print a prediction for an example; none if no example inputs are found."""
     return _prediction(model, auto, _example(model), reads_text=False)
 
 
 def _prediction(model: PreTrainedModel, auto: str, example: Mapping[str, Tensor] | None, *, reads_text: bool) -> list[str]:
-    """The same for a known example, or a text for the tokenizer at ``path``."""
+    """Return lines that print a prediction for an example, or for a text with the tokenizer at ``path``."""
     if example is None:
         return []
     generates = _generates(model, example)
-    given = _inputs(example, auto, reads_text=reads_text, library="torch", generates=generates)
+    inputs = _inputs(example, auto, reads_text=reads_text, library="torch", generates=generates)
     if generates:
         show = "tokenizer.decode(generated[0], skip_special_tokens=True)" if reads_text else "generated[0].tolist()"
-        return [*given, "generated = model.generate(**inputs, max_new_tokens=20)", f"print({show})"]
-    shown = _shown(model, auto, example, reads_text=reads_text)
-    return [*given, "with torch.no_grad():", "    outputs = model(**inputs)", *shown]
+        return [*inputs, "generated = model.generate(**inputs, max_new_tokens=20)", f"print({show})"]
+    printing = _printing(model, auto, example, reads_text=reads_text)
+    return [*inputs, "with torch.no_grad():", "    outputs = model(**inputs)", *printing]
 
 
 def _example(model: PreTrainedModel) -> dict[str, Tensor] | None:
@@ -149,23 +138,25 @@ def _example(model: PreTrainedModel) -> dict[str, Tensor] | None:
 
 
 def _is_text(example: Mapping[str, Tensor] | None) -> bool:
-    return example is not None and "input_ids" in example and example.keys() <= TEXT_INPUTS
+    """Return whether a tokenizer makes all these inputs. A text with other inputs needs placeholder tokens for them."""
+    text_inputs = {"input_ids", "attention_mask", "token_type_ids", "decoder_input_ids"}
+    return example is not None and "input_ids" in example and example.keys() <= text_inputs
 
 
 def _generates(model: PreTrainedModel, example: Mapping[str, Tensor]) -> bool:
-    """Whether a model generates two tokens from these inputs in at most :data:`TRIAL_PASSES` forward passes.
+    """Return whether a model generates two tokens from these inputs in at most four forward passes.
 
-    Some models need a start token, or inputs that their forward pass does without. Diffusion models take too many passes.
+    Two passes are usual. Diffusion models take dozens. Some models need a start token or further inputs.
     """
     if not model.can_generate():
         return False
-    given = {name: tensor for name, tensor in example.items() if name != "decoder_input_ids"}
+    inputs = {name: tensor for name, tensor in example.items() if name != "decoder_input_ids"}
     try:
         with at_rest(model):
             with _counted_calls(model) as calls:
                 model(**example)
-            with _counted_calls(model, limit=TRIAL_PASSES * len(calls)):
-                model.generate(**given, max_new_tokens=2)  # type: ignore[operator]
+            with _counted_calls(model, limit=4 * len(calls)):
+                model.generate(**inputs, max_new_tokens=2)  # type: ignore[operator]
     except Exception:  # models refuse in many ways
         return False
     return True
@@ -173,12 +164,12 @@ def _generates(model: PreTrainedModel, example: Mapping[str, Tensor]) -> bool:
 
 @contextmanager
 def _counted_calls(model: PreTrainedModel, limit: float = math.inf) -> Iterator[list[None]]:
-    """Yield a list that grows by one with each call of a module; a call beyond the limit raises :class:`GateError`."""
+    """Yield a list that grows by one with each call of a module; raise an error for calls beyond the limit."""
     calls: list[None] = []
 
     def count(*_: object) -> None:
         if len(calls) >= limit:
-            raise GateError(f"{type(model).__name__} calls its modules more than {limit} times; expected fewer")
+            raise GateError(f"{type(model).__name__} calls its modules more than {limit} times; expected fewer calls")
         calls.append(None)
 
     hooks = [module.register_forward_pre_hook(count) for module in model.modules()]
@@ -189,8 +180,8 @@ def _counted_calls(model: PreTrainedModel, limit: float = math.inf) -> Iterator[
             hook.remove()
 
 
-def _shown(model: PreTrainedModel, auto: str, example: Mapping[str, Tensor], *, reads_text: bool) -> list[str]:
-    """Lines that print a prediction from ``outputs``."""
+def _printing(model: PreTrainedModel, auto: str, example: Mapping[str, Tensor], *, reads_text: bool) -> list[str]:
+    """Return lines that print a prediction from ``outputs``."""
     with at_rest(model):
         outputs = model(**example)
     first, place = outputs[0], "outputs[0]"
@@ -198,17 +189,12 @@ def _shown(model: PreTrainedModel, auto: str, example: Mapping[str, Tensor], *, 
     while isinstance(first, (tuple, list)):  # feature maps
         first, place = first[0], f"{place}[0]"
     plain = [f"print({place}.shape)"]
-    if "logits" not in names:
-        answers = "QuestionAnswering" in auto and "start_logits" in names and "end_logits" in names and reads_text
-        return (
-            plain
-            if not answers
-            else [
-                "start, end = int(outputs.start_logits[0].argmax()), int(outputs.end_logits[0].argmax())",
-                'print(tokenizer.decode(inputs["input_ids"][0][start : end + 1]))',
-            ]
-        )
-    if not isinstance(outputs.logits, Tensor):
+    if "QuestionAnswering" in auto and "start_logits" in names and "end_logits" in names and reads_text:
+        return [
+            "start, end = int(outputs.start_logits[0].argmax()), int(outputs.end_logits[0].argmax())",
+            'print(tokenizer.decode(inputs["input_ids"][0][start : end + 1]))',
+        ]
+    if "logits" not in names or not isinstance(outputs.logits, Tensor):
         return plain
     match auto.removeprefix("AutoModelFor"):
         case "SequenceClassification" | "ImageClassification" | "AudioClassification" if _classes(model) > 1:
@@ -247,7 +233,7 @@ def onnx_usage(model: PreTrainedModel, auto: str, files: Sequence[str], *, has_t
 
 
 def _decoding(model: PreTrainedModel, *, reads_text: bool) -> list[str]:
-    """Lines that decode greedily with a graph of one step."""
+    """Return lines that decode greedily with a graph of one step."""
     if model.config.is_encoder_decoder:
         decoder, mask = "decoder_model", "attention_mask"
         first = [
@@ -277,13 +263,13 @@ def _decoding(model: PreTrainedModel, *, reads_text: bool) -> list[str]:
 
 
 def _inputs(example: Mapping[str, Tensor], auto: str, *, reads_text: bool, library: str, generates: bool) -> list[str]:
-    """Lines that make ``inputs``: a sentence for a tokenizer, and otherwise the example, with ones for pictures and sound."""
+    """Return lines that make ``inputs``: a sentence for a tokenizer, else the example, with ones for pictures and sound."""
     lines = ["inputs = {}"]
     given = dict(example)
     if generates:
         given.pop("decoder_input_ids", None)
     if reads_text:
-        text = f'"{QUESTION}", "{SENTENCE}"' if auto.endswith("QuestionAnswering") else f'"{SENTENCE}"'
+        text = f'"What do the heads do?", "{SENTENCE}"' if auto.endswith("QuestionAnswering") else f'"{SENTENCE}"'
         kind = "pt" if library == "torch" else "np"
         lines = [
             "tokenizer = AutoTokenizer.from_pretrained(path)",
@@ -292,7 +278,7 @@ def _inputs(example: Mapping[str, Tensor], auto: str, *, reads_text: bool, libra
         given = {name: tensor for name, tensor in given.items() if name == "decoder_input_ids"}
     elif "input_ids" in given:
         ids = _literal(given.pop("input_ids"), library)
-        lines = [f"ids = {ids}  # of the tokenizer that the model was trained with", 'inputs = {"input_ids": ids}']
+        lines = [f"ids = {ids}  # from the tokenizer of the model", 'inputs = {"input_ids": ids}']
         if given.pop("attention_mask", None) is not None:
             ones = "torch.ones_like(ids)" if library == "torch" else "np.ones_like(ids)"
             lines[-1] = f'inputs = {{"input_ids": ids, "attention_mask": {ones}}}'
@@ -303,7 +289,7 @@ def _inputs(example: Mapping[str, Tensor], auto: str, *, reads_text: bool, libra
 
 
 def _literal(value: Tensor, library: str) -> str:
-    """Python for a tensor: its numbers, or ones for pictures and sound: some models skip pictures of zeros."""
+    """Return Python for a tensor: its numbers, or ones for pictures and sound, because some models skip pictures of zeros."""
     shape: Any = tuple(value.shape)
     if value.is_floating_point():
         return f"torch.ones({shape})" if library == "torch" else f"np.ones({shape}, np.float32)"
@@ -315,10 +301,10 @@ def _literal(value: Tensor, library: str) -> str:
 
 CardForm = Literal["pruned", "stock", "masked", "onnx"]
 FORMS: dict[str, str] = {
-    "pruned": "pruned (the heads are physically gone; the shape is in `config.json` and `modeling_pruned.py`)",
-    "stock": "stock (the heads are physically gone; a stock class with a config of its own)",
+    "pruned": "pruned (heads removed; the shape is in `config.json` and `modeling_pruned.py`)",
+    "stock": "stock (heads removed; a stock class with its own config)",
     "masked": "masked (dense shape, dropped heads are zero)",
-    "onnx": "ONNX (the heads are physically gone)",
+    "onnx": "ONNX (heads removed)",
 }
 RESULTS, END = "<!-- results -->", "<!-- end of results -->"
 Metrics = Mapping[str, float | int | str]
@@ -326,21 +312,21 @@ Metrics = Mapping[str, float | int | str]
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What a saved model's README says beside what is known from the model itself.
+    """Hold the facts for a saved model's README that do not follow from the model.
 
     Args:
-        base_model: hub name or description of the dense model; by default where it was loaded from.
-        method: name of the method that chose the mask.
-        metrics: results of the export, by name (``{"accuracy": 0.91}``).
-        dense_metrics: results of the model with all its heads, by name.
-        metric_types: what metrics are to Hugging Face's ``evaluate``, by name (``{"f1": {"type": "f1", "args": {"average":
-            "macro"}}}``); the Hub's evaluation block has others under their own names.
-        dataset: hub name or description of the data that they are results on, on which the Hub's evaluation block depends.
-        subset: its configuration.
-        split: its split.
-        more_splits: names of further ones, whose metrics have these names before their own, as ``mismatched_accuracy``.
-        versions: package versions, by name.
-        cost: parameters, FLOPs and latency, if they were measured already.
+        base_model: The hub name or a description of the dense model. Default: the place that it was loaded from.
+        method: The name of the method that chose the mask.
+        metrics: The results of the export by name (``{"accuracy": 0.91}``).
+        dense_metrics: The results of the dense model by name.
+        metric_types: The metrics of Hugging Face's ``evaluate`` by name, such as ``{"f1": {"type": "f1", "args": {"average":
+            "macro"}}}``. Other metrics keep their names in the Hub's evaluation block.
+        dataset: The hub name or a description of the evaluation data. The Hub's evaluation block needs it.
+        subset: The configuration of the dataset.
+        split: The split of the dataset.
+        more_splits: The names of further splits, which precede the names of their metrics, as in ``mismatched_accuracy``.
+        versions: The package versions by name.
+        cost: The measured parameters, FLOPs and latency; None if not measured.
 
     >>> card = ModelCard(base_model="bert-base-uncased", metrics={"accuracy": 0.91}, dense_metrics={"accuracy": 0.92})
     >>> card.split
@@ -373,8 +359,8 @@ def card_text(
     zero_heads: int = 0,
     unpadded: int | None = None,
 ) -> str:
-    """Return the text of the README. ``mask`` is 0/1 per head, ``[heads]``; ``unpadded`` is the number of parameters of the
-    export without heads of zeros, None if it was not padded."""
+    """Return the text of the README. ``mask`` is ``[heads]``. ``unpadded`` is the number of parameters without heads of zeros;
+    None if the export is not padded."""
     sites = find_attention(dense)
     sizes = [site.heads for site in sites]
     kept = [int(part.sum()) for part in mask.split(sizes)]
@@ -394,7 +380,7 @@ def card_text(
         f"# {title}",
         "",
         f"- Base model: `{shown}`",
-        f"- Mask found by: {' '.join(card.method.split()) or 'not stated'} (the heads kept are in `mask.json`)",
+        f"- Mask found by: {' '.join(card.method.split()) or 'not stated'} (the kept heads are in `mask.json`)",
         f"- Parameters: {parameters:,} (dense: {count_parameters(dense):,})",
         f"- Form: {FORMS[form]}",
         *(_padded(zero_heads, parameters, unpadded) if unpadded is not None else ()),
@@ -406,8 +392,8 @@ def card_text(
     if form == "pruned":
         lines += [
             "",
-            "Where head-gates is installed, `import gates; gates.register()` comes first, and the model loads without "
-            "`trust_remote_code`, so that no code of this folder runs.",
+            "Where head-gates is installed, call `import gates; gates.register()` first. The model then loads without "
+            "`trust_remote_code`, and no code of this folder runs.",
         ]
     if card.metrics:
         lines += ["", *_results(card.metrics, card.dense_metrics)]
@@ -425,18 +411,17 @@ def card_text(
 
 
 def _padded(zero_heads: int, parameters: int, unpadded: int) -> list[str]:
-    """What heads of zeros cost."""
     if not zero_heads:
-        return ["- Padded: with no head, since all layers of a stack keep equally many"]
+        return ["- Padded: by no head, because all layers of a stack keep equally many heads"]
     share = parameters / unpadded - 1
     return [
-        f"- Padded: {zero_heads} heads of zeros (`--pad_heads`) beside those kept make all layers of a stack equally large. "
-        f"They change no output, and they cost {parameters - unpadded:,} parameters ({share:.1%} of {unpadded:,} without them)"
+        f"- Padded: {zero_heads} heads of zeros (`--pad_heads`) make all layers of a stack equally large. They change no "
+        f"output and cost {parameters - unpadded:,} parameters ({share:.1%} of {unpadded:,} without them)"
     ]
 
 
 def update_results(readme: Path, metrics: Metrics, dense_metrics: Metrics) -> None:
-    """Put the dense model's results beside the export's in a README of :func:`card_text`; another README stays as it is."""
+    """Add the dense model's results to a README of :func:`card_text`; do not change any other README."""
     text = readme.read_text(encoding="utf-8") if readme.is_file() else ""
     if RESULTS not in text or END not in text:
         return
@@ -447,7 +432,7 @@ def update_results(readme: Path, metrics: Metrics, dense_metrics: Metrics) -> No
 
 
 def gate_card(gates: HeadGates, model: PreTrainedModel, open_heads: dict[str, list[int]], *, base_model: str, auto: str) -> str:
-    """The text of the model card of gates alone."""
+    """Return the text of the model card of saved gates."""
     shown, hub_name = stated_base_model(base_model, default="not stated")
     loader = stock_loader(model, auto)
     heads = {kind: [site.heads for site in gates.sites if site.kind == kind] for kind in open_heads}
@@ -482,29 +467,29 @@ def gate_card(gates: HeadGates, model: PreTrainedModel, open_heads: dict[str, li
 
 
 def stated_base_model(name: str, *, default: str) -> tuple[str, str | None]:
-    """A base model's name as a card can show it, and as its metadata can link to it: not at all unless it is a hub name."""
+    """Return a base model's name for the text of a card, and for its metadata: None unless it is a hub name."""
     shown = re.sub(r"[`\s]+", " ", name).strip() or default
     is_hub_name = re.fullmatch(r"[\w.-]+/[\w.-]+", shown) and not Path(shown).exists()
     return shown, shown if is_hub_name else None
 
 
 def known_license(base_model: str) -> str | None:
-    """The licence that the card of a base model states, if it lies in its folder or in the Hub's cache."""
+    """Return the licence in the card of a base model, if the card is in its folder or in the Hub's cache."""
     try:
         folder = Path(base_model)
         cached = folder / "README.md" if folder.is_dir() else huggingface_hub.try_to_load_from_cache(base_model, "README.md")
         if not isinstance(cached, (str, Path)):
             return None
-        stated = (metadata_load(cached) or {}).get("license")
+        license = (metadata_load(cached) or {}).get("license")
     except (OSError, ValueError, AttributeError, YAMLError):  # no such card, no name of a repository, or other metadata
         return None
-    return stated if isinstance(stated, str) else None
+    return license if isinstance(license, str) else None
 
 
 def _header(
     card: ModelCard, *, form: CardForm, auto: str, base_model: str | None, license: str | None, title: str
 ) -> list[str]:
-    """Return the YAML header that the hub reads."""
+    """Return the YAML header for the Hub."""
     pipeline_tag = PIPELINE_TAGS.get(auto)
     results = evaluation_block(
         card.metrics,
@@ -531,7 +516,7 @@ def _front_matter(**known: object) -> list[str]:
 
 
 def _results(metrics: Metrics, dense_metrics: Metrics) -> list[str]:
-    """The table of results between its two marks."""
+    """Return the table of results between its two marks."""
     columns = {"dense": dense_metrics, "pruned": metrics} if dense_metrics else {"pruned": metrics}
     rows = [
         f"| {name} | {' | '.join(_number(column[name]) if name in column else '' for column in columns.values())} |"
@@ -549,16 +534,17 @@ def _cost_table(cost: Cost) -> list[str]:
     rows = [
         ("parameters", f"{cost.dense_parameters:,}", f"{cost.pruned_parameters:,}", cost.parameter_ratio),
         ("FLOPs of one example", f"{cost.dense_flops:,}", f"{cost.pruned_flops:,}", cost.flop_ratio),
-        *_cache_row(cost),
-        *(
-            (f"ms at batch size {row.batch_size}", milliseconds(row.dense_ms), milliseconds(row.pruned_ms), row.ratio)
-            for row in cost.latency
-        ),
     ]
+    if cost.dense_cache:
+        ratio = cost.dense_cache / cost.pruned_cache if cost.pruned_cache else math.inf
+        rows.append(("bytes of KV cache per token", f"{cost.dense_cache:,}", f"{cost.pruned_cache:,}", ratio))
+    for row in cost.latency:
+        times = milliseconds(row.dense_ms), milliseconds(row.pruned_ms)
+        rows.append((f"ms at batch size {row.batch_size}", *times, row.ratio))
     versions = ", ".join(f"{name} {version}" for name, version in cost.versions.items())
     measured = (
-        f" Times are medians of one forward pass in PyTorch on {cost.hardware}; {versions}. Dense and pruned took turns, and "
-        "their ratio is the median of the turns' ratios, which other work on the machine disturbs less than the times."
+        f" Times are medians of one forward pass in PyTorch on {cost.hardware}; {versions}. Dense and pruned took turns. Their "
+        "ratio is the median of the turns' ratios, which other work on the machine disturbs less than the times."
         if cost.latency
         else ""
     )
@@ -569,11 +555,3 @@ def _cost_table(cost: Cost) -> list[str]:
         "",
         f"One example: {shapes}.{measured}",
     ]
-
-
-def _cache_row(cost: Cost) -> list[tuple[str, str, str, float]]:
-    """What generation keeps of every token; nothing for models that do not generate."""
-    if not cost.dense_cache:
-        return []
-    ratio = cost.dense_cache / cost.pruned_cache if cost.pruned_cache else math.inf
-    return [("bytes of KV cache per token", f"{cost.dense_cache:,}", f"{cost.pruned_cache:,}", ratio)]

@@ -1,9 +1,9 @@
-"""Save and reload pruned models.
+"""Save and reload pruned models in one of three forms.
 
-``pruned``: safetensors in the pruned shape with a self-contained modeling file, so that
+``pruned``: safetensors in the pruned shape with a self-contained modeling file.
 ``AutoModelFor….from_pretrained(directory, trust_remote_code=True)`` works where this project is not installed.
-``stock``: safetensors in the pruned shape with a stock class, where it can have one (see :mod:`gates.export.stock`).
-``masked``: the dense shape with zeroed heads, which stock Transformers loads with no extra code.
+``stock``: safetensors in the pruned shape with a stock class, where possible (see :mod:`gates.export.stock`).
+``masked``: the dense shape with zeroed heads, which stock Transformers loads without extra code.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import inspect
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeGuard, cast, get_args
@@ -36,22 +36,15 @@ from gates.surgery.modeling_file import auto_classes, saves_pruned_shape_
 from gates.surgery.remove import check_removable, remove_heads_, zero_heads_
 from gates.surgery.verify import check_same_outputs, check_same_weights, tolerance_of
 
-# Whether a tokenizer knows what it reads.
-#
-# Of a folder with a model and no tokenizer files, Transformers 5 makes an empty tokenizer of special tokens alone. Every text
-# is then unknown tokens, or none at all, and a model would be trained, measured and saved with it without a word.
-
-MOSTLY = 0.5
-"""Share of unknown tokens above which texts are not read but lost."""
-SAMPLED = 500
-"""Texts that are looked at."""
 SPACES = " \u2581\u0120"
-"""Marks for a space in a vocabulary, which stand for no text by themselves."""
+"""Marks for a space in a vocabulary, which are no text by themselves."""
+
+# Transformers 5 makes a tokenizer with only special tokens for a folder without tokenizer files. Every text then becomes
+# unknown tokens, or none, and a model would be trained, measured and saved with it without an error.
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Raise :class:`GateError` for a tokenizer of special tokens alone. How many others there are does not matter: bytes,
-    characters and few words will do. A tokenizer whose class does not tell its vocabulary passes."""
+    """Raise :class:`GateError` for a tokenizer with only special tokens. Tokenizers without a readable vocabulary pass."""
     try:
         vocabulary = tokenizer.get_vocab()
     except NotImplementedError:
@@ -59,33 +52,30 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
     special = {*tokenizer.all_special_tokens}
     if not any(token not in special and token.strip(SPACES) for token in vocabulary):
         raise GateError(
-            f"the tokenizer of {name} has {len(vocabulary)} special tokens and no other, as Transformers makes one where the "
-            "tokenizer's files are missing; save the model's own tokenizer there, or name the folder or hub name of one"
+            f"the tokenizer of {name} has only its {len(vocabulary)} special tokens, so its files may be missing; save the "
+            "model's own tokenizer there, or give the folder or hub name of one"
         )
 
 
 def check_known(tokenizer: PreTrainedTokenizerBase, encoded: Sequence[Sequence[int]], name: str) -> None:
-    """Raise :class:`GateError` for a tokenizer that does not know most of the texts that it has encoded. Some of them, evenly
-    spread, are looked at; none is empty or padded."""
+    """Raise :class:`GateError` if most tokens of the encoded texts are unknown, judged by about 500 evenly spread texts."""
     if not len(encoded):
         return
-    sampled = [encoded[row] for row in range(0, len(encoded), max(1, len(encoded) // SAMPLED))]
+    sampled = [encoded[row] for row in range(0, len(encoded), max(1, len(encoded) // 500))]
     others = {getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad", "cls", "sep")}
-    # Where the unknown token has another use too, as of GPT-2, which knows every byte, it does not tell anything.
+    # GPT-2 knows every byte and uses its unknown token for other purposes.
     unknown = None if tokenizer.unk_token_id in others else tokenizer.unk_token_id
     special = {*tokenizer.all_special_ids} - {unknown}
     ids = [token for row in sampled for token in row if token not in special]
     if not ids:
-        raise GateError(
-            f"the tokenizer of {name} makes no tokens of the texts; give the tokenizer that the model was trained with"
-        )
+        raise GateError(f"the tokenizer of {name} finds no tokens in the texts; give the tokenizer of the trained model")
     lost = sum(token == unknown for token in ids)
     text = {token for token in {*ids} if token != unknown and str(tokenizer.convert_ids_to_tokens(token)).strip(SPACES)}
     read = sum(token in text for token in ids)
-    if lost > MOSTLY * (lost + read):
+    if lost > 0.5 * (lost + read):
         raise GateError(
             f"the tokenizer of {name} does not know the texts: {100 * lost / (lost + read):.0f} % of their tokens are "
-            f"{tokenizer.unk_token}; give the tokenizer that the model was trained with, or texts in its language"
+            f"{tokenizer.unk_token}; give the tokenizer of the trained model, or texts in its language"
         )
 
 
@@ -93,7 +83,7 @@ Form = Literal["pruned", "stock", "masked"]
 
 
 class SavesPretrained(Protocol):
-    """A tokenizer or a processor."""
+    """Describe a tokenizer or a processor."""
 
     def save_pretrained(self, save_directory: str | os.PathLike[str]) -> object: ...
 
@@ -111,29 +101,28 @@ def save_pruned(
     check_batch: Mapping[str, Tensor] | None = None,
     measure: Sequence[int] | None = None,
 ) -> Path:
-    """Write ``model`` without the heads that ``mask`` drops; the model itself is not changed.
+    """Write ``model`` without the heads that ``mask`` drops, and do not change the model.
 
-    The directory is first written under a temporary name, reloaded and compared with the gated model in memory; only then
-    is it renamed into place, so a directory of that name is always complete.
+    The directory is written under a temporary name, reloaded and compared with the gated model. Then it is renamed into
+    place, so a directory of that name is always complete.
 
     Args:
-        model: model without attached gates; dense, or for the form ``pruned`` also pruned before.
-        directory: directory to create; must not exist or be empty.
-        mask: 0/1 per head, ``[heads]``; None for a model whose heads were removed already, which keeps those it has.
-        values: gate values to fold into the output projection, ``[heads]``.
-        form: form of the weights: ``pruned``, ``stock`` or ``masked``.
-        pad_heads: for the form ``stock``, whether heads of zeros make all layers of a stack equally large, where a mask leaves
-            different numbers; see :func:`gates.export.stock.pad_heads`.
-        tokenizer: tokenizer or processor to save beside the model, so that the directory is all a user needs; None for a model
-            that has none.
-        card: contents of the README.
-        check_batch: model inputs for the comparison; by default random ones.
-        measure: batch sizes at which latency is measured for the README, on ``check_batch`` or random inputs, beside the counts
-            of parameters and FLOPs; an empty list for the counts alone, None for nothing.
+        model: The model without attached gates. It must be dense, or pruned for the form ``pruned``.
+        directory: The directory to create. It must not exist or must be empty.
+        mask: The mask of 0 and 1, ``[heads]``. None for a pruned model, which keeps all its heads.
+        values: The gate values to fold into the output projection, ``[heads]``.
+        form: The form of the weights: ``pruned``, ``stock`` or ``masked``.
+        pad_heads: Whether to add heads of zeros until all layers of a stack are equally large, for the form ``stock``. See
+            :func:`gates.export.stock.pad_heads`.
+        tokenizer: The tokenizer or processor to save with the model; None for none.
+        card: The facts for the README.
+        check_batch: The model inputs for the comparison. Default: random inputs.
+        measure: The batch sizes at which latency is measured for the README, on ``check_batch`` or random inputs. An empty
+            list for parameters and FLOPs only, None for no measurement.
 
     Raises:
-        GateError: if the directory is taken, the tokenizer has special tokens alone, the model's class is not a stock one, the
-            stock form is not possible, or the comparison fails.
+        GateError: If the directory is not empty, the tokenizer has only special tokens, the form is not possible for the
+            model's class, or the comparison fails.
 
     >>> import tempfile
     >>> from transformers import BertConfig, BertModel
@@ -145,17 +134,15 @@ def save_pruned(
     """
     directory = Path(directory)
     refuse_taken(directory)
-    own, model = model, as_stock_class(model)
+    given, model = model, as_stock_class(model)
     _check_form(model, form, pad_heads=pad_heads)
-    own_tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # a processor has one
-    if isinstance(own_tokenizer, PreTrainedTokenizerBase):
-        check_vocabulary(own_tokenizer, repr(own_tokenizer.name_or_path))
+    text_tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # a processor contains one
+    if isinstance(text_tokenizer, PreTrainedTokenizerBase):
+        check_vocabulary(text_tokenizer, repr(text_tokenizer.name_or_path))
     sites, card = find_attention(model), card or ModelCard()
     if mask is None:
         if not getattr(model.config, "pruned_attention", None):
-            raise GateError(
-                "no mask is given, and no head of this model was removed before; give the mask of the heads to keep"
-            )
+            raise GateError("no mask is given, and no head of this model was removed; give the mask of the heads to keep")
         mask = torch.ones(sum(site.heads for site in sites))
     if form != "masked":
         check_removable(sites)
@@ -170,7 +157,7 @@ def save_pruned(
         write_checksums(partial)
         reloaded = _loaded_like(model, partial)
         check_same_weights(cut, reloaded)
-        check_same_outputs(own, reloaded, check_batch, mask if values is None else mask * values)
+        check_same_outputs(given, reloaded, check_batch, mask if values is None else mask * values)
         if measure is not None:
             card = replace(card, cost=measure_cost(model, reloaded, check_batch, batch_sizes=measure))
         text = card_text(
@@ -189,11 +176,10 @@ def save_pruned(
 
 
 def _check_form(model: PreTrainedModel, form: Form, *, pad_heads: bool) -> None:
-    """Raise an error for a form that there is not, or that this model cannot have."""
     if form not in get_args(Form):
-        raise GateError(f"there is no form {form!r}; expected one of {', '.join(get_args(Form))}")
+        raise GateError(f"form is {form!r}; expected one of {', '.join(get_args(Form))}")
     if pad_heads and form != "stock":
-        raise GateError(f"pad_heads is for the form 'stock', and the form is {form!r}; leave it out or use form='stock'")
+        raise GateError(f"pad_heads is for the form 'stock', but the form is {form!r}; remove it or use form='stock'")
     if form != "pruned":
         check_dense(model, form)
 
@@ -216,11 +202,10 @@ def copy_in_form(
     values: Tensor | None = None,
     pad_heads: bool = False,
 ) -> tuple[PreTrainedModel, Tensor]:
-    """Return a copy of a model in one form, and its heads ``[heads]``: those of the mask and, with ``pad_heads``, some of
-    zeros.
+    """Return a copy of a model in one form, and the mask of its heads ``[heads]``, including heads of zeros.
 
-    The removal of heads is checked on the example. The form ``masked`` has all heads, so that nothing is padded there. For the
-    other arguments see :func:`save_pruned`.
+    The removal of heads is checked on the example. The form ``masked`` has all heads and no padding. For the other arguments
+    see :func:`save_pruned`.
     """
     cut, kept = copy.deepcopy(model).eval(), mask
     if form == "masked":
@@ -234,11 +219,11 @@ def copy_in_form(
 
 
 def as_stock_class(model: PreTrainedModel) -> PreTrainedModel:
-    """A model of one's own subclass as one of the stock class, with the same modules; a model of a stock class as it is."""
+    """Return a view of a user's subclass as the stock class, with the same modules; a stock model is returned unchanged."""
     if not isinstance(model, PreTrainedModel):
         raise GateError(
-            f"{type(model).__name__} is no Transformers model, so it cannot be exported; call prune_and_unload(), then save "
-            "the Transformers model in it by save_pretrained, or all of it by torch.save"
+            f"{type(model).__name__} is not a Transformers model; call prune_and_unload(), then save its Transformers part by "
+            "save_pretrained, or all of it by torch.save"
         )
     kinds = [
         kind for kind in type(model).__mro__ if _is_model_class(kind) and getattr(transformers, kind.__name__, None) is kind
@@ -250,8 +235,8 @@ def as_stock_class(model: PreTrainedModel) -> PreTrainedModel:
         known = set((pruned.pruned_class(stock) if is_pruned else stock)(copy.deepcopy(model.config)).state_dict())
     if further := sorted(set(model.state_dict()) - known):
         raise GateError(
-            f"{type(model).__name__} has the weight {further[0]!r}, which {stock.__name__} does not have, so it cannot be "
-            "exported; call prune_and_unload() and torch.save"
+            f"{type(model).__name__} has the weight {further[0]!r}, which {stock.__name__} does not have; call "
+            "prune_and_unload() and torch.save"
         )
     view = copy.copy(model)
     vars(view).pop("save_pretrained", None)
@@ -260,10 +245,10 @@ def as_stock_class(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def check_dense(model: PreTrainedModel, form: str) -> None:
-    """Raises :class:`GateError` for a model that was pruned before, if only a dense one has the form."""
+    """Raise :class:`GateError` if the form needs a dense model and this one is pruned."""
     if getattr(model.config, "pruned_attention", None):
         raise GateError(
-            f"the form {form!r} needs a dense model, and this one was pruned before; use form='pruned' (--format remote-code)"
+            f"the form {form!r} needs a dense model, but this one is pruned; use form='pruned' (--format remote-code)"
         )
 
 
@@ -272,15 +257,16 @@ def load_pruned(
 ) -> PreTrainedModel:
     """Load a directory that :func:`save_pruned` wrote, in any form, without running code from it.
 
+    All files are checked before any weight is used.
+
     Args:
-        directory: directory that :func:`save_pruned` wrote.
-        model_class: stock class to load it as; by default the one it was saved from.
-        new_heads: whether weights that only ``model_class`` has, such as those of a classifier, may be drawn anew. Weights that
-            the saved model has are never drawn.
+        directory: The directory that :func:`save_pruned` wrote.
+        model_class: The stock class to load. Default: the class that was saved.
+        new_heads: Whether weights that only ``model_class`` has, such as those of a classifier, may be drawn at random.
 
     Raises:
-        GateError: if the directory is not a saved model, a file is damaged, weights are missing, or its config states
-            impossible head counts or names that are not plain; all before any weight is used.
+        GateError: If the directory is not a saved model, a file is damaged, weights are missing, or the config has
+            impossible head counts or unsafe names.
 
     >>> import tempfile
     >>> from transformers import BertConfig, BertModel
@@ -302,7 +288,7 @@ def load_pruned(
     check_pruned_config(config)
     own = getattr(transformers, str(name), None)
     if not _is_model_class(own):
-        raise GateError(f"{str(directory)!r} was saved from {name!r}, a class that Transformers does not have")
+        raise GateError(f"{str(directory)!r} was saved from {name!r}; expected a class of Transformers")
     stock = model_class or own
     if hasattr(config, "pruned_attention"):
         stock = pruned.pruned_class(cast(Any, stock))
@@ -324,28 +310,23 @@ def _is_model_class(candidate: object) -> TypeGuard[type[PreTrainedModel]]:
 
 
 def _check_complete(model: PreTrainedModel, missing: set[str], directory: Path, *, saved_as: str, new_heads: bool) -> None:
-    """Whether all weights came from the directory; with ``new_heads``, all that the saved model has."""
+    """Raise an error unless all weights came from the directory; ``new_heads`` allows weights that were not saved."""
     if lost := pruned.lost_weights(model, missing):
         raise GateError(
             f"the weights in {str(directory)!r} lack {lost[0]!r} for {type(model).__name__}; copy or save them again, or load "
             f"them as {saved_as}"
         )
     if missing and not new_heads:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise GateError(
-            f"{type(model).__name__} has {min(missing)!r}{_and_more(missing)}, which the {saved_as} in {str(directory)!r} does "
-            "not have; pass new_heads=True to draw such weights anew"
+            f"{type(model).__name__} has {min(missing)!r}{more}, which the {saved_as} in {str(directory)!r} does not have; "
+            "pass new_heads=True to draw such weights at random"
         )
 
 
-def _and_more(names: Collection[str]) -> str:
-    return f" and {len(names) - 1} more" if len(names) > 1 else ""
-
-
 def _check_counts(model: PreTrainedModel, directory: Path, *, whole: bool) -> None:
-    """Whether the attention modules have the heads that the config states for them.
-
-    A model that is not the ``whole`` one that was saved, such as the decoder of an encoder-decoder, may lack some of them.
-    """
+    """Raise an error unless the attention modules have the numbers of heads in the config. A part of the saved model, such as
+    the decoder of an encoder-decoder, may lack modules."""
     shapes: Mapping[str, Any] = getattr(model.config, "pruned_attention", {})
     if not whole:
         modules = dict(model.base_model.named_modules())
@@ -354,7 +335,7 @@ def _check_counts(model: PreTrainedModel, directory: Path, *, whole: bool) -> No
     try:
         found_sites = find_attention(model.base_model) if shapes else ()
     except GateError:
-        if any(shape["heads"] for shape in shapes.values()):  # a model without any head has no attention to be found
+        if any(shape["heads"] for shape in shapes.values()):  # a model without heads has no attention
             raise
     sites = {site.name: (site.heads, site.kv_heads) for site in found_sites}
     for name, shape in shapes.items():
@@ -362,21 +343,21 @@ def _check_counts(model: PreTrainedModel, directory: Path, *, whole: bool) -> No
         if stated != found:
             raise GateError(
                 f"config.json in {str(directory)!r} states {stated[0]} heads and {stated[1]} key/value heads for {name!r}, "
-                f"whose weights are of {found[0]} and {found[1]}; copy or save it again"
+                f"but its weights have {found[0]} and {found[1]}; copy or save it again"
             )
 
 
 def own_auto_class(model: PreTrainedModel) -> str:
-    """The Auto class that loads a model's own class, by its task's name where there is one; ``AutoModel`` if none does."""
+    """Return the Auto class for a model's class, preferably of its task; ``AutoModel`` if there is none."""
     own = [auto for auto, stock in auto_classes(model).items() if stock.__name__ == type(model).__name__]
     return min(own, key=lambda auto: auto == "AutoModelForPreTraining", default="AutoModel")
 
 
 def refuse_taken(directory: str | os.PathLike[str]) -> None:
-    """Raises :class:`GateError` if a directory to be written exists and is not empty, or cannot be made."""
+    """Raise :class:`GateError` if a directory to write is not empty or cannot be created."""
     directory = Path(directory)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise GateError(f"{str(directory)!r} exists already; give a new directory or remove it first")
     for place in directory.parents:
         if place.exists() and not place.is_dir():
-            raise GateError(f"{str(directory)!r} lies in a file ({str(place)!r}); give a directory")
+            raise GateError(f"{str(directory)!r} is inside a file ({str(place)!r}); give a directory")

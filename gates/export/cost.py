@@ -1,4 +1,4 @@
-"""What a model costs: parameters, floating-point operations, and latency by batch size, dense and pruned side by side."""
+"""Measure the cost of a dense and a pruned model: parameters, floating-point operations, latency and key/value cache."""
 
 from __future__ import annotations
 
@@ -24,20 +24,17 @@ from gates.attention.sites import AttentionSite, find_attention, is_attention, w
 from gates.errors import GateError
 from gates.surgery.slices import Cut, cut_site, rows_of_parts
 
-# What a decoder keeps of every token while it generates: keys and values, fewer where whole groups of heads are gone.
-
 
 def cache_bytes(sites: Sequence[AttentionSite], mask: Tensor | None = None) -> int:
-    """Bytes of keys and values that causal self-attention keeps for each token, in the precision of the weights.
+    """Return the bytes of keys and values that causal self-attention keeps per token, in the precision of the weights.
 
-    Attention to a window keeps them of its last tokens alone, and the keys of an encoder's output, which attention across
-    keeps once, are not among them. Layers that take their keys from other layers, or compute attention as a recurrence, keep
-    none. Multi-head latent attention keeps one compressed vector for all heads. In place of a layer without any head an
-    export keeps one number as key and one as value, by which the length is known; they are not counted.
+    Windowed attention keeps only its last tokens. Cross-attention does not count, because it keeps the encoder's keys once.
+    Layers with the keys of other layers and recurrent layers keep none. Multi-head latent attention keeps one compressed
+    vector for all heads. An exported layer without heads keeps one number as key and as value, which does not count.
 
     Args:
-        mask: 0/1 per head of all sites, ``[heads]``, as if the others were removed; None for the model as it is. A key/value
-            head goes when all its query heads do, and under uneven groups some are kept twice; see
+        sites: The attention modules.
+        mask: The mask of the heads that would stay, ``[heads]``; None for all. Key/value heads are removed and repeated as by
             :func:`gates.surgery.remove.remove_heads_`.
     """
     sizes = [site.heads for site in sites]
@@ -46,18 +43,18 @@ def cache_bytes(sites: Sequence[AttentionSite], mask: Tensor | None = None) -> i
 
 
 def cache_bytes_of(model: nn.Module, mask: Tensor | None = None) -> int:
-    """The same of a model that generates; 0 for one that does not, or that has no head left."""
+    """Return :func:`cache_bytes` of a model; 0 if it does not generate or has no heads."""
     has_heads = any(is_attention(module) for module in model.modules())
     return cache_bytes(find_attention(model), mask) if generates(model) and has_heads else 0
 
 
 def generates(model: nn.Module) -> bool:
-    """Whether a model writes text token by token, and so keeps keys and values."""
+    """Return whether a model generates text token by token, and so keeps keys and values."""
     return isinstance(model, PreTrainedModel) and model.can_generate()
 
 
 def _keeps(site: AttentionSite) -> bool:
-    """Whether a site hands its keys to a cache, as causal self-attention does by the method ``update`` of the cache."""
+    """Return whether a site puts keys into a cache by its method ``update``, as causal self-attention does."""
     has_own_keys = site.kind == "decoder" and not getattr(site.core, "is_kv_shared_layer", False)
     return has_own_keys and "update" in global_names(site.core)
 
@@ -71,20 +68,20 @@ def _kept_bytes(cut: Cut) -> int:
     if layout.gate_only == LATENT:  # the input of the projection to keys and values, and the one rotated key
         return (value.shape[1] + int(vars(site.core)["qk_rope_head_dim"])) * value.element_size()
     key_width = rows_of_parts(site)["key"][1].shape[1]  # keys may be wider than values
-    # Falcon's new decoder repeats keys and values for every query head before it keeps them.
+    # Falcon's new decoder repeats keys and values for every query head before it stores them.
     heads = cut.queries if getattr(site.core, "new_decoder_architecture", False) else cut.keys
     return len(heads) * (key_width + site.head_dim) * value.element_size()
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Time of one forward pass at one batch size.
+    """Hold the time of one forward pass at one batch size.
 
     Args:
-        batch_size: examples.
-        dense_ms, pruned_ms: medians, in milliseconds.
-        ratio: how many times faster the pruned model is: the median over pairs of passes that followed each other, which
-            other work on the machine changes less than it changes the two medians.
+        batch_size: The number of examples.
+        dense_ms, pruned_ms: The median times in milliseconds.
+        ratio: The speed-up of the pruned model: the median over pairs of consecutive passes. Other work on the machine changes
+            it less than the ratio of the two medians.
     """
 
     batch_size: int
@@ -95,18 +92,17 @@ class Latency:
 
 @dataclass(frozen=True)
 class Cost:
-    """A dense model beside a pruned one.
+    """Hold the cost of a dense and a pruned model.
 
     Args:
-        dense_parameters, pruned_parameters: numbers of parameters, shared ones counted once.
-        dense_flops, pruned_flops: operations of one forward pass of one example; a multiplication with its addition
-            counts as two.
-        shapes: shapes of the inputs of that example.
-        latency: latency by batch size; empty if it was not measured.
-        dense_cache, pruned_cache: bytes of keys and values that are kept for each token in generation; 0 for models that do not
-            generate. See :func:`gates.export.cost.cache_bytes`.
-        hardware: processor or accelerator that latency was measured on.
-        versions: versions of the packages that it was measured with.
+        dense_parameters, pruned_parameters: The numbers of parameters; shared ones count once.
+        dense_flops, pruned_flops: The operations of one forward pass of one example; a multiply-add counts as two.
+        shapes: The shapes of the inputs of this example.
+        latency: The latency by batch size. Empty if it was not measured.
+        dense_cache, pruned_cache: The bytes of keys and values per token in generation; 0 for models that do not generate. See
+            :func:`cache_bytes`.
+        hardware: The processor or accelerator of the latency measurement.
+        versions: The package versions of the latency measurement.
     """
 
     dense_parameters: int
@@ -122,17 +118,15 @@ class Cost:
 
     @property
     def parameter_ratio(self) -> float:
-        """How many times more parameters the dense model has."""
         return self.dense_parameters / self.pruned_parameters
 
     @property
     def flop_ratio(self) -> float:
-        """How many times more operations the dense model takes."""
         return self.dense_flops / self.pruned_flops
 
 
 def milliseconds(time: float) -> str:
-    """A time of :class:`Latency` as it is shown.
+    """Return a time of :class:`Latency` as text.
 
     >>> milliseconds(1.2345), milliseconds(1083.2)
     ('1.23', '1,083')
@@ -143,15 +137,15 @@ def milliseconds(time: float) -> str:
 def measure_cost(
     dense: nn.Module, pruned: nn.Module, inputs: Mapping[str, Tensor], *, batch_sizes: Sequence[int] = (1, 8, 32)
 ) -> Cost:
-    """Parameters, FLOPs and latency of both models on one device.
+    """Measure parameters, FLOPs and latency of two models.
 
     Args:
-        dense, pruned: on the same device.
-        inputs: inputs of a forward pass; their rows are repeated to make up a batch.
-        batch_sizes: to measure latency at; empty for none.
+        dense, pruned: The models, on the same device.
+        inputs: The inputs of a forward pass, whose rows are repeated to fill a batch.
+        batch_sizes: The batch sizes of the latency measurement. Empty for none.
 
     Raises:
-        GateError: for a batch size below 1, or models on different devices.
+        GateError: For a batch size below 1, or models on different devices.
 
     >>> from gates import remove_heads_
     >>> from transformers import BertConfig, BertModel
@@ -178,14 +172,14 @@ def measure_cost(
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Numbers in a model's parameters, shared ones once."""
+    """Count the numbers in a model's parameters; shared parameters count once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def count_flops(model: nn.Module, inputs: Mapping[str, Tensor]) -> int:
-    """Floating-point operations of the matrix products and convolutions of one forward pass.
+    """Count the floating-point operations of the matrix products and convolutions of one forward pass.
 
-    Attention is counted through its two explicit products, since fused kernels are not counted on every device.
+    Attention runs as two explicit products, because fused kernels are not counted on every device.
     """
     with evaluating(model), torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(**_on(_device(model), inputs))
@@ -202,20 +196,17 @@ def measure_latency(
     warm_up: int = 3,
     seconds: float = 20.0,
 ) -> tuple[Latency, ...]:
-    """Median time of a forward pass of each model by batch size; measure on an otherwise idle machine.
+    """Measure the median time of a forward pass of each model by batch size, on an otherwise idle machine.
 
-    The models take turns, in changing order, so that whatever else the machine does falls on both.
+    The models take turns in changing order, so other work on the machine affects both.
 
     Args:
-        dense, pruned: on the same device.
-        inputs: their rows are repeated to make up a batch.
-        batch_sizes: at least 1 each.
-        repeats: passes of each model that are timed.
-        warm_up: passes of each model before these.
-        seconds: stop earlier than after ``repeats`` when a batch size has taken this long (but not before 4).
-
-    Raises:
-        GateError: for a batch size below 1, or models on different devices.
+        dense, pruned: The models, on the same device.
+        inputs: The inputs, whose rows are repeated to fill a batch.
+        batch_sizes: The batch sizes, at least 1 each.
+        repeats: The number of timed passes of each model.
+        warm_up: The number of passes of each model before these.
+        seconds: The time limit per batch size. At least 4 passes are timed.
     """
     device = _device(dense)
     if _device(pruned) != device:
@@ -265,7 +256,7 @@ def _timed(model: nn.Module, batch: Mapping[str, Tensor], device: torch.device) 
 
 
 def wait_for(device: torch.device) -> None:
-    """Wait until a device has done all its work. A CPU has done it when the call returns."""
+    """Wait until a device has finished all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":

@@ -1,10 +1,10 @@
-"""Give a checkpoint that Transformers 4 pruned its dense shape back.
+"""Restore the dense shape of a checkpoint that Transformers 4 pruned.
 
 Version 4 wrote the removed heads into the config, ``{"layer": [heads]}`` under ``pruned_heads``. The weights lack the rows of
-query, key and value and the columns of the output projection of these heads. Version 5 builds every layer dense and cannot load
-that. Scattered back among zeros, with a mask for the removed heads, the weights are those of an ordinary model again.
+query, key and value and the columns of the output projection of these heads. Version 5 builds every layer dense and cannot
+load them. So the weights are filled up with zeros, and a mask marks the removed heads.
 
-``group`` is the number of layers with weights of their own in each group of layers of ALBERT; it is 1 for all other families.
+``group`` is the number of layers with separate weights in each layer group of ALBERT, and 1 for all other families.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ KEY = re.compile(
     r"(?:(?P<input>(?:self\.|attention\.)?(?:query|key|value)|[qkv]_lin|c_attn)|output\.dense|dense|out_lin|c_proj)"
     r"\.(?P<kind>weight|bias)".replace("N", "([0-9]{1,6})")
 )
-"""The keys of attention in a state dict of version 4, with the numbers of the layer, or of the group and the layer in it."""
+"""The keys of attention in a state dict of version 4, with the number of the layer, or of the group and its layer."""
 
 
 def load_legacy(directory: str | os.PathLike[str], *, allow_pickle: bool = False) -> tuple[PreTrainedModel, Tensor]:
     """Load a checkpoint that Transformers 4 pruned as the stock dense model and the mask ``[heads]`` of the kept heads.
 
     Args:
-        directory: A directory with a config.json that holds ``pruned_heads``, and weights.
+        directory: A directory with weights and a config.json with ``pruned_heads``.
         allow_pickle: Whether ``pytorch_model.bin`` may be read; see :func:`gates.export.safe_load.read_weights`.
     """
     directory = Path(directory)
@@ -55,13 +55,15 @@ def load_legacy(directory: str | os.PathLike[str], *, allow_pickle: bool = False
         raise GateError(f"{str(directory / 'config.json')!r} is not a model's config; expected a JSON object")
     removed = content.get("pruned_heads")
     if not removed or (isinstance(removed, dict) and not any(removed.values())):
-        raise GateError(f"{str(directory)!r} has no pruned_heads in its config.json, so it loads as it is; nothing to convert")
+        raise GateError(f"{str(directory)!r} has no pruned_heads in its config.json; load it without a conversion")
     config = _dense_config(content)
     group = getattr(config, "inner_group_num", 1)
     layers = config.num_hidden_groups * group if hasattr(config, "num_hidden_groups") else config.num_hidden_layers
     heads, width = config.num_attention_heads, config.hidden_size
     if heads < 1 or width % heads:
-        raise GateError(f"config.json of {str(directory)!r} has {heads} heads for a width of {width}, which they do not divide")
+        raise GateError(
+            f"config.json of {str(directory)!r} has {heads} heads for a width of {width}; expected a number that divides it"
+        )
     pruned = parse_pruned_heads(removed, layers=layers, heads=heads, group=group)
     weights = read_weights(directory, allow_pickle=allow_pickle)
     expanded = expand_pruned_state_dict(weights, pruned, heads=heads, head_dim=width // heads, group=group)
@@ -70,9 +72,9 @@ def load_legacy(directory: str | os.PathLike[str], *, allow_pickle: bool = False
 
 
 def parse_pruned_heads(value: Any, *, layers: int, heads: int, group: int = 1) -> PrunedHeads:
-    """Check ``pruned_heads`` of a config.json; layers that lost no head are left out.
+    """Check ``pruned_heads`` of a config.json, and drop layers that lost no head.
 
-    Version 4 took the number of a layer as an index of a list, pruned the last layer for -1, and wrote it down as -1.
+    Version 4 used the number of a layer as a list index. So -1 is the last layer.
     """
     if not isinstance(value, Mapping):
         raise GateError(f"pruned_heads in config.json is {value!r}; expected lists of head numbers by layer")
@@ -96,10 +98,8 @@ def parse_pruned_heads(value: Any, *, layers: int, heads: int, group: int = 1) -
 def expand_pruned_state_dict(
     state_dict: Mapping[str, Tensor], pruned_heads: PrunedHeads, *, heads: int, head_dim: int, group: int = 1
 ) -> dict[str, Tensor]:
-    """Return the state dict in the dense shape, with zeros where heads were removed; keys keep their names.
-
-    A head with zeros in its columns of the output projection has no effect, so the dense model computes what the pruned did.
-    """
+    """Return the state dict in the dense shape, with zeros for removed heads. Zeros in the columns of the output projection
+    disable a head, so the outputs are those of the pruned model."""
     dense: dict[str, Tensor] = {}
     for key, tensor in state_dict.items():
         place = KEY.fullmatch(key)
@@ -114,8 +114,8 @@ def expand_pruned_state_dict(
         index = torch.arange(blocks * heads * head_dim).reshape(blocks, heads, head_dim)[:, kept].flatten()
         if tensor.dim() <= axis or tensor.shape[axis] != len(index):
             raise GateError(
-                f"{key!r} has shape {list(tensor.shape)}, but pruned_heads in config.json leaves {len(kept)} of {heads} heads "
-                f"in layer {layer}, so dimension {axis} should be {len(index)}; config and weights are not of one checkpoint"
+                f"{key!r} has shape {list(tensor.shape)}, but expected {len(index)} in dimension {axis} for the {len(kept)} of "
+                f"{heads} heads that pruned_heads leaves in layer {layer}; use the config.json of these weights"
             )
         shape = [*tensor.shape[:axis], blocks * heads * head_dim, *tensor.shape[axis + 1 :]]
         dense[key] = tensor.new_zeros(shape).index_copy_(axis, index, tensor)
@@ -123,8 +123,8 @@ def expand_pruned_state_dict(
 
 
 def mask_of_pruned_heads(pruned_heads: PrunedHeads, sites: Sequence[AttentionSite], *, group: int = 1) -> Tensor:
-    """Return the mask ``[heads]`` of a dense model: 0 for removed heads of self-attention, 1 for all others, since version 4
-    pruned no cross-attention."""
+    """Return the mask ``[heads]`` of a dense model: 0 for removed heads of self-attention, 1 for all others. Version 4 never
+    pruned cross-attention."""
     mask = [torch.ones(site.heads) for site in sites]
     for site, part in zip(sites, mask, strict=True):
         if site.kind != "cross":
@@ -134,7 +134,7 @@ def mask_of_pruned_heads(pruned_heads: PrunedHeads, sites: Sequence[AttentionSit
 
 
 def _layer_of(numbers: Sequence[int], group: int) -> int:
-    """Return the layer whose attention has these numbers in its path: its own, or those of its group and of its place in it."""
+    """Return the layer from the numbers in a path: its own number, or those of its group and its place in the group."""
     return functools.reduce(lambda layer, number: layer * group + number, numbers, 0)
 
 
@@ -142,7 +142,7 @@ def _dense_config(content: Mapping[str, Any]) -> PreTrainedConfig:
     family = content.get("model_type")
     if family not in FAMILIES:
         raise GateError(f"checkpoints of model_type {family!r} cannot be converted; expected one of {', '.join(FAMILIES)}")
-    # entries that are done with here, or that could load code from elsewhere
+    # entries that are handled here, or that could load code
     without = ("pruned_heads", "auto_map", "attn_implementation", "_attn_implementation", "_attn_implementation_autoset")
     try:
         return CONFIG_MAPPING[family].from_dict({key: value for key, value in content.items() if key not in without})
@@ -151,16 +151,14 @@ def _dense_config(content: Mapping[str, Any]) -> PreTrainedConfig:
 
 
 def _load_strictly(names: Any, config: PreTrainedConfig, state_dict: Mapping[str, Tensor]) -> PreTrainedModel:
-    """Return the model of the class that the config names with exactly these weights. Transformers renames keys of older
-    releases."""
+    """Return the model of the class that the config names with exactly these weights, after Transformers' renaming of keys."""
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
     stock: Any = getattr(transformers, name, None)
     if not (inspect.isclass(stock) and issubclass(stock, PreTrainedModel) and stock.config_class is type(config)):
         raise GateError(
-            f"config.json names {names!r} as architectures; expected a list with one model class of Transformers "
-            f"for {config.model_type!r}"
+            f"config.json has {names!r} as architectures; expected a list with one Transformers class for {config.model_type!r}"
         )
-    constants = re.compile(r"(^|\.)(attn|crossattention)\.masked_bias$")  # which older releases saved among the weights
+    constants = re.compile(r"(^|\.)(attn|crossattention)\.masked_bias$")  # older releases saved these
     weights = {key: tensor for key, tensor in state_dict.items() if not constants.search(key)}
     try:
         loaded: Any = stock.from_pretrained(None, config=config, state_dict=weights, output_loading_info=True)

@@ -1,12 +1,12 @@
-"""Export to ONNX, proved in ONNX Runtime: the file computes what the model computes, or it is not kept.
+"""Export to ONNX, and keep a file only if ONNX Runtime computes the same outputs as the model.
 
-:func:`export_onnx` writes a forward pass without a cache (classifiers, bare models, the encoder of an encoder-decoder);
-:func:`gates.export.onnx.export_onnx_step` writes one step of a decoder with its key/value cache;
-:func:`export_onnx_files` writes what a model needs to be served. Batch and sequence axes are dynamic.
+:func:`export_onnx` writes a forward pass without a cache (classifiers, bare models, the encoder of an encoder-decoder).
+:func:`export_onnx_step` writes one step of a decoder with its key/value cache. :func:`export_onnx_files` writes all graphs to
+serve a model. Batch and sequence axes are dynamic.
 
-Of the architectures in ``tools.coverage.architectures`` these fail with torch 2.13, Transformers 5.23 and ONNX Runtime
-1.31: Falcon with ALiBi (multiplies in bfloat16, which ONNX Runtime has not on a CPU); Longformer and the encoder of LED (whose
-chunks depend on the values in the mask, so that the exporter cannot guard them).
+Three architectures of ``tools.coverage.architectures`` fail with torch 2.13, Transformers 5.23 and ONNX Runtime 1.31. Falcon
+with ALiBi multiplies in bfloat16, which ONNX Runtime does not support on a CPU. The chunks of Longformer and of LED's encoder
+depend on the values in the mask, which the exporter cannot guard.
 """
 
 from __future__ import annotations
@@ -32,17 +32,12 @@ from gates.attention.inputs import resized
 from gates.errors import GateError
 from gates.files import bring_all_to_disk, partial_of, remove, remove_left_behind
 
-# An ONNX file that takes its name once ONNX Runtime has computed from it what the model computes.
-
-PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-TOLERANCE = 1e-4
-"""Largest difference between ONNX Runtime and torch, relative to the largest output; float rounding only."""
 LARGEST_FILE = 2**31 - 2**24
-"""Weights of more bytes go to a file ``NAME.onnx.data`` beside the graph: a protobuf message ends at 2 GiB."""
+"""Weights of more bytes go to a separate file ``NAME.onnx.data``, because a protobuf message ends at 2 GiB."""
 
 Axes = dict[int, str]
 Run = Callable[[Mapping[str, Tensor]], list[Tensor]]
-"""From the inputs of a graph by name to all its outputs."""
+"""A function from the inputs of a graph by name to all its outputs."""
 
 
 @contextmanager
@@ -55,18 +50,18 @@ def exported(
     outputs: Sequence[str],
     path: Path,
 ) -> Iterator[Run]:
-    """Export to a temporary place and yield a function that runs the file; it takes its name if the block succeeds.
+    """Export to a temporary folder, yield a function that runs the file, and rename the file if the block succeeds.
 
     Args:
-        wrapped: module that is exported; its forward ends in a ``*`` argument.
-        example: inputs of ``wrapped``.
-        path: name of the ``.onnx`` file; must not exist.
-
-    Raises:
-        GateError: for a package that is missing, a path of another kind or taken, and a model that the exporter or ONNX Runtime
-            does not take.
+        model: The model, for its weights and its name.
+        wrapped: The module to export. Its forward has only a ``*`` argument.
+        example: The inputs of ``wrapped``.
+        axes: The dynamic axes of each input.
+        names: The names of the inputs.
+        outputs: The names of the outputs.
+        path: The name of the ``.onnx`` file, which must not exist.
     """
-    for package in PACKAGES:
+    for package in ("onnx", "onnxscript", "onnxruntime"):
         try:
             importlib.import_module(package)
         except ImportError as error:
@@ -81,8 +76,6 @@ def exported(
     folder = partial_of(path)
     remove(folder)
     folder.mkdir(parents=True)
-    variadic = _leading(wrapped)
-    shapes = (*axes[:variadic], tuple(axes[variadic:]))
     try:
         try:
             with _quiet():
@@ -92,38 +85,38 @@ def exported(
                     folder / path.name,
                     input_names=list(names),
                     output_names=list(outputs),
-                    dynamic_shapes=shapes,
+                    dynamic_shapes=(axes,),
                     external_data=sum(tensor.nbytes for tensor in model.state_dict().values()) > LARGEST_FILE,
                     dynamo=True,
                     verbose=False,
                 )
         except Exception as error:  # every layer of the exporter raises its own kinds
-            raise GateError(f"torch.onnx.export does not take {type(model).__name__}: {reason_of(error)}") from error
+            raise GateError(f"torch.onnx.export fails on {type(model).__name__}: {_reason(error)}") from error
         yield _runner(model, folder / path.name)
         bring_all_to_disk(folder)
-        for file in sorted(folder.iterdir(), reverse=True):  # the graph last, so that it is never there without its weights
+        for file in sorted(folder.iterdir(), reverse=True):  # the graph last, because it needs its weights
             file.rename(path.with_name(file.name))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _runner(model: PreTrainedModel, path: Path) -> Run:
-    """A function from inputs by name to all outputs, by ONNX Runtime."""
+    """Return a function that runs the graph in ONNX Runtime."""
     import onnxruntime  # an optional package
 
     try:
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's own kinds
-        raise GateError(f"ONNX Runtime does not load the export of {type(model).__name__}: {reason_of(error)}") from error
-    known = {value.name for value in session.get_inputs()}  # inputs that the model does not use are not in the graph
+        raise GateError(f"ONNX Runtime does not load the export of {type(model).__name__}: {_reason(error)}") from error
+    known = {value.name for value in session.get_inputs()}  # the graph lacks inputs that the model does not use
 
     def run(inputs: Mapping[str, Tensor]) -> list[Tensor]:
-        given = {name: tensor.contiguous().numpy() for name, tensor in inputs.items() if name in known}
+        arrays = {name: tensor.contiguous().numpy() for name, tensor in inputs.items() if name in known}
         try:
-            return [torch.from_numpy(array) for array in session.run(None, given)]
+            return [torch.from_numpy(array) for array in session.run(None, arrays)]
         except Exception as error:
             raise GateError(
-                f"ONNX Runtime cannot run the export of {type(model).__name__} at {shapes_of(inputs)}: {reason_of(error)}; "
+                f"ONNX Runtime cannot run the export of {type(model).__name__} at {_shapes(inputs)}: {_reason(error)}; "
                 "nothing was kept"
             ) from error
 
@@ -132,7 +125,7 @@ def _runner(model: PreTrainedModel, path: Path) -> Run:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporter's remarks on packages that are not needed and names of axes that are equal anyway."""
+    """Silence the exporter's warnings about optional packages and about names of equal axes."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.onnx._internal.exporter._registration", "onnxscript")]
     levels = [logger.level for logger in loggers]
     try:
@@ -146,126 +139,123 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _leading(wrapped: nn.Module) -> int:
-    """How many named arguments a forward has before its ``*`` argument."""
-    kinds = [parameter.kind for parameter in inspect.signature(wrapped.forward).parameters.values()]
-    return kinds.index(inspect.Parameter.VAR_POSITIONAL)
+def _portable(model: PreTrainedModel) -> PreTrainedModel:
+    """Copy a model to the CPU in float32 and evaluation mode, with explicit matrix products for attention and experts.
 
-
-def portable(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy for the CPU in float32, in evaluation mode, with attention and experts in explicit matrix products: the exporter
-    takes these from every family, and they define what a token without any visible token attends to.
+    The exporter supports these for every family. They also define the output of a token that sees no other token.
     """
     if any(getattr(module, "_head_gates", False) for module in model.modules()):
-        raise GateError(f"gates are attached to this {type(model).__name__}; prune it, or detach() them, before it is exported")
+        raise GateError(f"gates are attached to this {type(model).__name__}; prune it, or detach() them, before the export")
     copied = nn.Module.to(copy.deepcopy(model).eval(), "cpu", torch.float32)
     copied.set_attn_implementation("eager")
     copied.set_experts_implementation("batched_mm")
     return copied
 
 
-def at_least_two(inputs: Mapping[str, Tensor], length: int | None = None) -> dict[str, Tensor]:
-    """Return inputs on the CPU with two examples or more, since the exporter takes an axis of length 1 for a constant. With a
-    length, the second axis of matrices has it."""
+def _at_least_two(inputs: Mapping[str, Tensor], length: int | None = None) -> dict[str, Tensor]:
+    """Return inputs on the CPU with at least two examples, because the exporter makes an axis of length 1 constant. ``length``
+    is the new length of the second axis of matrices; None to keep it."""
     on_cpu = {name: tensor.cpu() for name, tensor in inputs.items()}
     return resized(on_cpu, max(2, len(next(iter(on_cpu.values())))), length)
 
 
-def compare(model: PreTrainedModel, found: Tensor, expected: Tensor, inputs: Mapping[str, Tensor]) -> None:
-    """Raise :class:`GateError` unless the graph gives what the model gives, up to a difference of :data:`TOLERANCE`."""
-    shapes = shapes_of(inputs)
+def _compare(model: PreTrainedModel, found: Tensor, expected: Tensor, inputs: Mapping[str, Tensor]) -> None:
+    """Raise :class:`GateError` unless the outputs of graph and model are equal up to rounding: 1e-4 of the largest output."""
+    shapes = _shapes(inputs)
     if found.shape != expected.shape:
         raise GateError(
             f"the export of {type(model).__name__} gives shape {list(found.shape)} for {shapes}, torch {list(expected.shape)}; "
             "nothing was kept"
         )
     difference = float((found - expected).abs().max() / expected.abs().max().clamp(min=1.0))
-    if not difference <= TOLERANCE:
+    if not difference <= 1e-4:
         raise GateError(
             f"the export of {type(model).__name__} differs from torch by {difference:.2g} (relative) for {shapes}; "
             "nothing was kept"
         )
 
 
-def shapes_of(inputs: Mapping[str, Tensor]) -> str:
-    """Names and shapes of inputs, in words."""
+def _shapes(inputs: Mapping[str, Tensor]) -> str:
     return ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in inputs.items())
 
 
-def reason_of(error: BaseException) -> str:
-    """The first line of what went wrong first."""
+def _reason(error: BaseException) -> str:
+    """Return the kind and the first line of the error that caused all others."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
 
 
-# One step of a decoder with its key/value cache, exported to ONNX.
-
-
 def export_onnx_step(model: PreTrainedModel, path: str | os.PathLike[str], example_inputs: Mapping[str, Tensor]) -> Path:
-    """Write one step of a decoder with its cache: from new tokens and what was kept of earlier ones to ``logits`` and what
-    to keep for the next step.
+    """Write one step of a decoder: from new tokens and a key/value cache to ``logits`` and the extended cache.
 
-    Inputs of a decoder: ``input_ids`` ``[batch, sequence]``, ``attention_mask`` ``[batch, past + sequence]``,
-    ``position_ids`` ``[batch, sequence]`` where the model takes them. Inputs of an encoder-decoder: ``input_ids`` of the
+    Inputs of a decoder: ``input_ids`` ``[batch, sequence]``, ``attention_mask`` ``[batch, past + sequence]``, and
+    ``position_ids`` ``[batch, sequence]`` where the model has them. Inputs of an encoder-decoder: ``input_ids`` of the
     decoder, ``encoder_hidden_states`` ``[batch, source, hidden]`` and, for text, ``encoder_attention_mask``
-    ``[batch, source]``; the keys of cross-attention are computed anew at every step. Both: for every layer
+    ``[batch, source]``. Every step computes the keys of cross-attention again. Both have for every layer
     ``past_key_values.N.key`` and ``past_key_values.N.value`` ``[batch, kv_heads, past, head_dim]``, with ``past`` = 0 at the
     first step. Outputs: ``logits``, ``present.N.key`` and ``present.N.value``. A layer without heads keeps one number per
     token, a pruned group nothing.
 
-    ONNX Runtime then decodes from an empty cache in several steps and is compared with torch's forward pass without a cache.
+    ONNX Runtime decodes from an empty cache in several steps, and torch runs a forward pass without a cache for comparison.
 
     Args:
-        path: name of the ``.onnx`` file; must not exist.
-        example_inputs: inputs of a forward pass; for an encoder-decoder with ``decoder_input_ids``.
+        model: The model, on any device and in any dtype; the file is float32.
+        path: The name of the ``.onnx`` file, which must not exist.
+        example_inputs: The inputs of a forward pass, with ``decoder_input_ids`` for an encoder-decoder.
     """
     if not model.can_generate():
         raise GateError(f"{type(model).__name__} does not generate text, so it has no decoding step; use export_onnx")
-    model = portable(model)
-    inputs = at_least_two(example_inputs, max(6, *(tensor.shape[1] for tensor in example_inputs.values())))
+    model = _portable(model)
+    inputs = _at_least_two(example_inputs, max(6, *(tensor.shape[1] for tensor in example_inputs.values())))
     step = _CrossStep(model, inputs) if model.config.is_encoder_decoder else _Step(model)
-    past = _layers(step, inputs)
+    past = _example_cache(step, inputs)
     names = (*step.names, *(f"past_key_values.{i}.{part}" for i in range(len(past)) for part in ("key", "value")))
     outputs = ("logits", *(f"present.{i}.{part}" for i in range(len(past)) for part in ("key", "value")))
     flat = tuple(tensor[:, :, :3] for layer in past for tensor in layer)
-    example = (*step.given(inputs, start=3, stop=6), *flat)
+    example = (*step.inputs(inputs, start=3, stop=6), *flat)
     axes = (*step.axes, *({0: "batch", 2: "past"} for _ in flat))
     with exported(model, step, example, axes, names, outputs, Path(path)) as run:
         for batch in (1, 3):
             other = resized(inputs, batch)
             with torch.no_grad():
                 expected = step.whole(other)
-            kept, found = [tensor[:1, :, :0].expand(batch, -1, -1, -1) for tensor in flat], []
+            cache, found = [tensor[:1, :, :0].expand(batch, -1, -1, -1) for tensor in flat], []
             length = expected.shape[1]
             for start, stop in ((0, length - 3), (length - 3, length - 2), (length - 2, length)):
-                given = step.given(other, start=start, stop=stop)
-                logits, *kept = run(dict(zip(names, (*given, *kept), strict=True)))
+                new = step.inputs(other, start=start, stop=stop)
+                logits, *cache = run(dict(zip(names, (*new, *cache), strict=True)))
                 found.append(logits)
-            compare(model, torch.cat(found, dim=1), expected, other)
+            _compare(model, torch.cat(found, dim=1), expected, other)
     return Path(path)
 
 
 class _AnyStep(nn.Module, ABC):
-    """A decoding step: from its inputs, called ``names``, and a cache to logits and the cache with the new tokens."""
+    """Compute logits and the extended cache from the inputs ``names`` of new tokens and a cache."""
 
     names: tuple[str, ...]
     axes: tuple[Axes, ...]
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        given, past = tensors[: len(self.names)], tensors[len(self.names) :]
-        cache = _cache(past)
-        return (self.logits(given, cache), *_kept(cache))
+        new, past = tensors[: len(self.names)], tensors[len(self.names) :]
+        cache = DynamicCache(list(zip(past[::2], past[1::2], strict=True)))
+        return (self.logits(new, cache), *_tensors(cache))
 
     @abstractmethod
-    def logits(self, given: Sequence[Tensor], cache: DynamicCache) -> Tensor:
-        """Return the logits of the new tokens, and add the keys and values of their self-attention to the cache."""
+    def logits(self, new: Sequence[Tensor], cache: DynamicCache) -> Tensor:
+        """Return the logits of new tokens, and add the keys and values of their self-attention to the cache."""
+
+    @abstractmethod
+    def inputs(self, inputs: Mapping[str, Tensor], *, start: int, stop: int) -> tuple[Tensor, ...]:
+        """Return the inputs other than the cache for tokens ``start`` to ``stop`` of the decoder."""
+
+    @abstractmethod
+    def whole(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return the logits of all tokens from one pass without a cache."""
 
 
 class _Step(_AnyStep):
-    """One step of a decoder."""
-
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
@@ -274,22 +264,20 @@ class _Step(_AnyStep):
         self.names = ("input_ids", "attention_mask", "position_ids")[: 2 + has_positions]
         self.axes = axes[: 2 + has_positions]
 
-    def logits(self, given: Sequence[Tensor], cache: DynamicCache) -> Tensor:
-        return self.model(**dict(zip(self.names, given, strict=True)), past_key_values=cache, use_cache=True).logits
+    def logits(self, new: Sequence[Tensor], cache: DynamicCache) -> Tensor:
+        return self.model(**dict(zip(self.names, new, strict=True)), past_key_values=cache, use_cache=True).logits
 
-    def given(self, inputs: Mapping[str, Tensor], *, start: int, stop: int) -> tuple[Tensor, ...]:
-        """The inputs beside the cache, for tokens ``start`` to ``stop``."""
+    def inputs(self, inputs: Mapping[str, Tensor], *, start: int, stop: int) -> tuple[Tensor, ...]:
         ids = inputs["input_ids"][:, start:stop]
         positions = torch.arange(start, stop).expand(len(ids), -1)
         return (ids, torch.ones(len(ids), stop, dtype=torch.long), positions)[: len(self.names)]
 
     def whole(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Logits of all tokens in one pass without a cache."""
         return self.model(input_ids=inputs["input_ids"], use_cache=False).logits
 
 
 class _CrossStep(_AnyStep):
-    """One step of the decoder of an encoder-decoder."""
+    """Step through the decoder of an encoder-decoder."""
 
     def __init__(self, model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -299,8 +287,8 @@ class _CrossStep(_AnyStep):
         self.names = ("input_ids", "encoder_hidden_states", "encoder_attention_mask")[: 2 + has_mask]
         self.axes = axes[: 2 + has_mask]
 
-    def logits(self, given: Sequence[Tensor], cache: DynamicCache) -> Tensor:
-        ids, hidden, *mask = given
+    def logits(self, new: Sequence[Tensor], cache: DynamicCache) -> Tensor:
+        ids, hidden, *mask = new
         return self.model(
             decoder_input_ids=ids,
             encoder_outputs=(hidden,),
@@ -310,60 +298,50 @@ class _CrossStep(_AnyStep):
         ).logits
 
     @torch.no_grad()
-    def given(self, inputs: Mapping[str, Tensor], *, start: int, stop: int) -> tuple[Tensor, ...]:
-        """The inputs beside the cache, for the decoder's tokens ``start`` to ``stop``."""
-        of_encoder = {name: tensor for name, tensor in inputs.items() if not name.startswith("decoder_")}
-        hidden = self.model.get_encoder()(**of_encoder)[0]
+    def inputs(self, inputs: Mapping[str, Tensor], *, start: int, stop: int) -> tuple[Tensor, ...]:
+        encoder_inputs = {name: tensor for name, tensor in inputs.items() if not name.startswith("decoder_")}
+        hidden = self.model.get_encoder()(**encoder_inputs)[0]
         tokens = inputs["decoder_input_ids"][:, start:stop]
         return (tokens, hidden, *([inputs["attention_mask"]] if len(self.names) == 3 else []))
 
     def whole(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Logits of all tokens in one pass without a cache."""
         return self.model(**inputs, use_cache=False).logits
 
 
-# -- caches ----------------------------------------------------------------------------------------------------
-
-
-def _cache(past: Sequence[Tensor]) -> DynamicCache:
-    return DynamicCache(list(zip(past[::2], past[1::2], strict=True)))
-
-
-def _kept(cache: DynamicCache) -> list[Tensor]:
+def _tensors(cache: DynamicCache) -> list[Tensor]:
     layers: list[Any] = cache.layers
     return [tensor for layer in layers for tensor in (layer.keys, layer.values)]
 
 
 @torch.no_grad()
-def _layers(step: _Step | _CrossStep, inputs: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Keys and values ``[batch, kv_heads, 6, head_dim]`` of every self-attention after a step over six tokens."""
+def _example_cache(step: _Step | _CrossStep, inputs: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Return keys and values ``[batch, kv_heads, 6, head_dim]`` of every self-attention after a step over six tokens."""
     cache = DynamicCache()
-    reason = "it is left empty"
+    reason = "it stays empty"
     try:
-        step.logits(step.given(inputs, start=0, stop=6), cache)
+        step.logits(step.inputs(inputs, start=0, stop=6), cache)
     except Exception as error:  # models refuse caches in many ways
-        reason = reason_of(error)
-    kept = _kept(cache)
-    if not kept or any(not isinstance(tensor, Tensor) or tensor.dim() != 4 or tensor.shape[2] != 6 for tensor in kept):
+        reason = _reason(error)
+    tensors = _tensors(cache)
+    if not tensors or any(not isinstance(one, Tensor) or one.dim() != 4 or one.shape[2] != 6 for one in tensors):
         raise GateError(
             f"{type(step.model).__name__} does not fill an ordinary key/value cache ({reason}), so no decoding step can be "
             "exported; use export_onnx for its forward pass"
         )
-    return list(zip(kept[::2], kept[1::2], strict=True))
-
-
-POSITION_LIMITS = ("max_position_embeddings", "max_target_positions")
+    return list(zip(tensors[::2], tensors[1::2], strict=True))
 
 
 def export_onnx_files(
     model: PreTrainedModel, directory: str | os.PathLike[str], example_inputs: Mapping[str, Tensor]
 ) -> tuple[Path, ...]:
-    """Write the graphs that serve a model: ``model.onnx``, a decoding step if it generates text and a forward pass otherwise;
-    for an encoder-decoder that generates, ``encoder_model.onnx`` and ``decoder_model.onnx``.
+    """Write all graphs that serve a model.
+
+    A model that generates text gets a decoding step as ``model.onnx``; other models get a forward pass. An encoder-decoder
+    that generates gets ``encoder_model.onnx`` and ``decoder_model.onnx``.
 
     Args:
-        model, example_inputs: see :func:`export_onnx`.
-        directory: directory of the files; must exist.
+        model, example_inputs: The model and its inputs; see :func:`export_onnx`.
+        directory: The directory of the files, which must exist.
     """
     directory = Path(directory)
     if not model.can_generate():
@@ -380,21 +358,21 @@ def export_onnx_files(
 def export_onnx(model: PreTrainedModel, path: str | os.PathLike[str], example_inputs: Mapping[str, Tensor]) -> Path:
     """Write a model's forward pass, from its inputs by name to its outputs by name (``logits``, ``last_hidden_state``, ...).
 
-    Works for pruned models and dense ones. ONNX Runtime then runs the file at batch sizes and lengths other than the
-    example's and is compared with torch at all positions that are not padding.
+    ONNX Runtime runs the file at other batch sizes and lengths, and all positions that are not padding are compared with
+    torch.
 
     Args:
-        model: model on any device and in any dtype; the file is float32.
-        path: name of the ``.onnx`` file; must not exist.
-        example_inputs: inputs of a forward pass. The first axis is the batch and may change, as may the second axis of matrices
-            (tokens, masks, waves of sound).
+        model: A pruned or dense model, on any device and in any dtype; the file is float32.
+        path: The name of the ``.onnx`` file, which must not exist.
+        example_inputs: The inputs of a forward pass. The first axis, the batch, and the second axis of matrices (tokens, masks,
+            waves of sound) are dynamic.
 
     Raises:
-        GateError: if the packages are missing (``pip install onnx onnxscript onnxruntime``), the path is taken, the exporter or
-            ONNX Runtime does not take the model, or the outputs differ.
+        GateError: If packages are missing (``pip install onnx onnxscript onnxruntime``), the path exists, the exporter or
+            ONNX Runtime fails, or the outputs differ.
     """
-    model = portable(model)
-    inputs = at_least_two(example_inputs)
+    model = _portable(model)
+    inputs = _at_least_two(example_inputs)
     settings = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
     outputs = {name: value for name, value in _run(model, inputs, settings).items() if isinstance(value, Tensor)}
     wrapped = _Pass(model, tuple(inputs), tuple(outputs), settings)
@@ -403,12 +381,12 @@ def export_onnx(model: PreTrainedModel, path: str | os.PathLike[str], example_in
         for other in _other_sizes(model, inputs):
             expected = _run(model, other, settings)
             for name, found in zip(outputs, run(other), strict=True):
-                compare(model, _visible(found, other), _visible(expected[name], other), other)
+                _compare(model, _visible(found, other), _visible(expected[name], other), other)
     return Path(path)
 
 
 class _Pass(nn.Module):
-    """A forward pass with tensors in a fixed order."""
+    """Run a forward pass with tensors in a fixed order."""
 
     def __init__(
         self, model: PreTrainedModel, names: Sequence[str], outputs: Sequence[str], settings: Mapping[str, Any]
@@ -428,12 +406,12 @@ def _axes(name: str, tensor: Tensor) -> Axes:
 
 
 def _other_sizes(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-    """The inputs at other batch sizes and lengths, different ones for encoder and decoder."""
+    """Yield the inputs at other batch sizes and lengths, with different lengths for encoder and decoder."""
     lengths = [tensor.shape[1] for tensor in inputs.values() if tensor.dim() == 2]
     if not lengths:
         yield from (resized(dict(inputs), batch) for batch in (1, 3))
         return
-    limits = [getattr(model.config, name, None) for name in POSITION_LIMITS]
+    limits = [getattr(model.config, name, None) for name in ("max_position_embeddings", "max_target_positions")]
     limit = min((limit - 2 for limit in limits if isinstance(limit, int) and limit > 2), default=lengths[0] + 3)
     other = lengths[0] + 3 if lengths[0] + 3 <= limit else max(2, lengths[0] - 3)
     for batch, length in ((1, lengths[0]), (3, other)):
@@ -443,14 +421,13 @@ def _other_sizes(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Iterat
 
 @torch.no_grad()
 def _run(model: PreTrainedModel, inputs: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Any:
-    """The model's outputs by name."""
     try:
         return model(**inputs, **settings)
     except Exception as error:
-        raise GateError(f"{type(model).__name__} itself cannot run at {shapes_of(inputs)}: {reason_of(error)}") from error
+        raise GateError(f"{type(model).__name__} itself cannot run at {_shapes(inputs)}: {_reason(error)}") from error
 
 
 def _visible(output: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
-    """The output at tokens that are not padding: what it is at others depends on the attention kernel."""
+    """Return the output without padding tokens, where it depends on the attention kernel."""
     mask = inputs.get("decoder_attention_mask" if "decoder_input_ids" in inputs else "attention_mask")
     return output if mask is None or output.shape[:2] != mask.shape else output[mask.bool()]

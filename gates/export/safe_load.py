@@ -1,7 +1,7 @@
-"""Read weights that come from strangers: no code runs, and damage is noticed before a weight is used.
+"""Read weights from untrusted sources without running code, and detect damage before a weight is used.
 
 Only safetensors are read by default. A pickle needs an explicit flag and goes through ``torch.load(weights_only=True)``.
-Checksums notice what safetensors itself cannot: a flipped bit in the numbers.
+Checksums detect a flipped bit in the numbers, which safetensors does not.
 """
 
 from __future__ import annotations
@@ -23,29 +23,25 @@ from gates.files import replacing
 
 CHECKSUM_FILE = "checksums.json"
 NOT_CHECKED = (CHECKSUM_FILE, "README.md")
-"""Files without a checksum: a model card is there to be edited."""
+"""Files without a checksum. A user may edit a model card."""
 SAFE_NAMES = ("model.safetensors", "model.safetensors.index.json")
 PICKLE_NAMES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_]*(\.[A-Za-z0-9][A-Za-z0-9_]*)*")
-IMPLEMENTATIONS = ("attn_implementation", "experts_implementation")
 LARGEST_NUMBER = 2**24
-"""In the shape of a model; wider than any."""
+"""The exclusive limit of numbers in the shape of a model."""
 HEAD_COUNT = re.compile(r"(^|_)(heads|n_head)(_per_layer)?$")
 
 
 def read_weights(directory: str | os.PathLike[str], *, allow_pickle: bool = False) -> dict[str, Tensor]:
-    """All tensors of a saved model by name, on the CPU, without running code from its files.
+    """Return all tensors of a saved model by name, on the CPU, without running code from its files.
 
     Args:
-        directory: directory with ``model.safetensors`` or ``pytorch_model.bin``, in one file or in shards with an index; or one
-            weights file. Safetensors are preferred where both are there.
-        allow_pickle: whether ``.bin``, ``.pt``, ``.pth`` and ``.ckpt`` files may be read, with PyTorch's
-            ``weights_only`` unpickler.
-
-    Raises:
-        GateError: if there are no weights, only a pickle without ``allow_pickle``, or a damaged or hostile file.
+        directory: A directory with ``model.safetensors`` or ``pytorch_model.bin``, in one file or in shards with an index; or
+            one weights file. Safetensors are preferred.
+        allow_pickle: Whether ``.bin``, ``.pt``, ``.pth`` and ``.ckpt`` files may be read, with PyTorch's ``weights_only``
+            unpickler.
     """
     path = Path(directory)
     if path.is_dir():
@@ -58,9 +54,14 @@ def read_weights(directory: str | os.PathLike[str], *, allow_pickle: bool = Fals
 
 
 def write_checksums(directory: str | os.PathLike[str]) -> None:
-    """Write ``checksums.json``: the SHA-256 of every file below ``directory`` but the model card and hidden files."""
+    """Write ``checksums.json`` with the SHA-256 of every file below ``directory``, except the model card and hidden files."""
     directory = Path(directory)
-    sums = {path.relative_to(directory).as_posix(): _sha256(path) for path in _checked_files(directory)}
+    sums = {}
+    for path in sorted(directory.rglob("*")):
+        relative = path.relative_to(directory)
+        hidden = any(part.startswith(".") or part == "__pycache__" for part in relative.parts)
+        if path.is_file() and not hidden and relative.as_posix() not in NOT_CHECKED:
+            sums[relative.as_posix()] = _sha256(path)
     with replacing(directory / CHECKSUM_FILE) as partial:
         partial.write_text(json.dumps({"sha256": sums}, indent=2) + "\n", encoding="utf-8")
 
@@ -72,7 +73,7 @@ def verify_checksums(directory: str | os.PathLike[str]) -> None:
     if not os.path.lexists(listing):
         return
     if not listing.is_file():  # a pipe might never end
-        raise GateError(f"{str(listing)!r} is no regular file; copy the export again, or remove it")
+        raise GateError(f"{str(listing)!r} is not a regular file; copy the export again, or remove it")
     content = read_json(listing)
     sums = content.get("sha256") if isinstance(content, dict) else None
     if not isinstance(sums, dict) or not all(isinstance(value, str) for value in sums.values()):
@@ -80,22 +81,20 @@ def verify_checksums(directory: str | os.PathLike[str]) -> None:
     for name, expected in sums.items():
         path = _inside(directory, name, listing)
         if not path.is_file():
-            raise GateError(
-                f"{name!r} is missing from {str(directory)!r}, whose {CHECKSUM_FILE} lists it; copy the export again"
-            )
+            raise GateError(f"{name!r} is in {CHECKSUM_FILE} but missing from {str(directory)!r}; copy the export again")
         if _sha256(path) != expected:
             raise GateError(
-                f"{str(path)!r} is damaged or was changed: its SHA-256 is not the one in {CHECKSUM_FILE}; copy the export "
-                f"again, or remove {CHECKSUM_FILE} if you changed the file on purpose"
+                f"{str(path)!r} differs from its SHA-256 in {CHECKSUM_FILE}; copy the export again, or remove {CHECKSUM_FILE} "
+                "if you changed the file on purpose"
             )
 
 
 def check_pruned_config(config: Any) -> None:
-    """Whether ``config.pruned_attention`` can be the shape of a pruned model; a config without it passes.
+    """Raise an error unless ``config.pruned_attention`` is safe and can be the shape of a pruned model.
 
-    It is data from strangers that names modules and attributes to set. So every name in it must be plain and public,
-    whatever key it stands under, every number must be possible, and nothing else may occur. Whether the modules exist is
-    for the model to say. Nor may a config ask for attention from a kernel on the hub, which would be code.
+    It is untrusted data that names modules and attributes to set. So every name must be plain and public, every number
+    possible, and nothing else may occur. The model itself checks whether the modules exist. A config must not request
+    attention from a kernel on the Hub, which would be code. A config without ``pruned_attention`` passes.
     """
     _check_kernels(config)
     shapes = getattr(config, "pruned_attention", None)
@@ -129,7 +128,7 @@ def check_pruned_config(config: Any) -> None:
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """The content of a JSON file."""
+    """Return the content of a JSON file."""
     path = Path(path)
     if not path.is_file():
         raise GateError(f"{str(path)!r} does not exist; give the directory of a saved model")
@@ -140,7 +139,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 
 
 def _weights_file(directory: Path) -> Path:
-    """The one weights file, or index, of a directory; by Transformers' names first."""
+    """Return the only weights file or index of a directory, first by Transformers' names."""
     for name in (*SAFE_NAMES, *PICKLE_NAMES):
         if (directory / name).is_file():
             return directory / name
@@ -148,7 +147,7 @@ def _weights_file(directory: Path) -> Path:
         found = sorted(path for path in directory.iterdir() if path.suffix in suffixes)
         if len(found) > 1:
             raise GateError(
-                f"{str(directory)!r} has several weights files ({', '.join(path.name for path in found)}) and none is named "
+                f"{str(directory)!r} has several weights files ({', '.join(path.name for path in found)}), but none is "
                 f"{SAFE_NAMES[0]}; give one of them"
             )
         if found:
@@ -160,39 +159,32 @@ def _read_file(path: Path, allow_pickle: bool) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         try:
             return load_file(path)
-        except Exception as error:  # safetensors raises its own kind, and others for sizes and types that cannot be
+        except Exception as error:  # safetensors raises many kinds
             raise GateError(
-                f"{str(path)!r} is truncated, damaged or no safetensors file ({first_line(error)}); copy it again"
+                f"{str(path)!r} is truncated, damaged or not a safetensors file ({first_line(error)}); copy it again"
             ) from error
     if path.suffix not in PICKLE_SUFFIXES:
-        raise GateError(f"{str(path)!r} is no weights file; expected .safetensors, or a pickle ({', '.join(PICKLE_SUFFIXES)})")
+        raise GateError(
+            f"{str(path)!r} is not a weights file; expected .safetensors, or a pickle ({', '.join(PICKLE_SUFFIXES)})"
+        )
     if not allow_pickle:
         raise GateError(
-            f"{str(path)!r} is a pickle, which can run code when it is read; "
-            "use a copy in safetensors, or, if you trust where it comes from, allow_pickle=True (--allow_pickle)"
+            f"{str(path)!r} is a pickle, which can run code; use a copy in safetensors, or, if you trust its source, "
+            "allow_pickle=True (--allow_pickle)"
         )
-    return _tensors(path, _unpickled(path))
-
-
-def _unpickled(path: Path) -> Any:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # PyTorch's unpickler and zip reader raise many kinds
         raise GateError(
-            f"{str(path)!r} is damaged, or a pickle with more than tensors in it, and was not read "
-            f"({first_line(error)}); use a copy in safetensors"
+            f"{str(path)!r} is damaged, or a pickle of more than tensors ({first_line(error)}); use a copy in safetensors"
         ) from error
-
-
-def _tensors(path: Path, content: Any) -> dict[str, Tensor]:
-    """A state dict, also where a training checkpoint holds it under ``state_dict``."""
-    if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
+    if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):  # a training checkpoint
         content = content["state_dict"]
     if not (
         isinstance(content, Mapping)
         and all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in content.items())
     ):
-        raise GateError(f"{str(path)!r} holds something else than a state dict; expected tensors by name")
+        raise GateError(f"{str(path)!r} is not a state dict; expected tensors by name")
     return dict(content)
 
 
@@ -208,23 +200,15 @@ def _read_shards(index: Path, allow_pickle: bool) -> dict[str, Tensor]:
             raise GateError(f"the shard {name!r} that {str(index)!r} lists is missing; copy it again")
         tensors |= _read_file(shard, allow_pickle)
     if missing := sorted(set(places) - set(tensors)):
-        raise GateError(f"the shards of {str(index)!r} lack {missing[0]!r}, which it lists; copy them again")
+        raise GateError(f"{str(index)!r} lists {missing[0]!r}, but its shards lack it; copy them again")
     return tensors
 
 
 def _inside(directory: Path, name: str, listing: Path) -> Path:
-    """A file that a listing names, which must not lead out of the directory."""
+    """Return the path of a listed file, which must be inside the directory."""
     if Path(name).is_absolute() or ".." in Path(name).parts or not name:
-        raise GateError(f"{str(listing)!r} lists {name!r}; expected the name of a file beside it")
+        raise GateError(f"{str(listing)!r} lists {name!r}; expected the name of a file in its directory")
     return directory / name
-
-
-def _checked_files(directory: Path) -> Iterator[Path]:
-    for path in sorted(directory.rglob("*")):
-        relative = path.relative_to(directory)
-        hidden = any(part.startswith(".") or part == "__pycache__" for part in relative.parts)
-        if path.is_file() and not hidden and relative.as_posix() not in NOT_CHECKED:
-            yield path
 
 
 def _sha256(path: Path) -> str:
@@ -234,16 +218,14 @@ def _sha256(path: Path) -> str:
 
 def _check_kernels(config: Any) -> None:
     for part in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))):
-        for key in IMPLEMENTATIONS:
+        for key in ("attn_implementation", "experts_implementation"):
             value = getattr(part, f"_{key}", None)
             if value is not None and not PLAIN_NAME.fullmatch(str(value)):
-                raise GateError(
-                    f"config.json asks for {_short(value)} as {key}, which could load code from elsewhere; remove that entry"
-                )
+                raise GateError(f"config.json has {_short(value)} as {key}, which could load code; remove that entry")
 
 
 def _check_plain(where: str, part: Any) -> None:
-    """Whether nested data holds plain public names and numbers that are not negative, and nothing else."""
+    """Raise an error unless nested data has only plain public names and numbers that are not negative."""
     pending = [part]
     while pending:
         value = pending.pop()
@@ -279,7 +261,7 @@ def _check_heads(where: str, shape: Mapping[str, Any], limit: int | None) -> Non
             )
     if heads and (not keys or heads % keys):
         raise GateError(
-            f"{where} in config.json has {heads} heads for {keys} key/value heads; expected as many for each of them"
+            f"{where} in config.json has {heads} heads for {keys} key/value heads; expected the same number for each"
         )
 
 
@@ -291,7 +273,7 @@ def _table(where: str, shape: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def _most_heads(config: Any) -> int | None:
-    """The largest head count that a config states anywhere, also in its parts; None if it states none."""
+    """Return the largest head count in a config and its nested configs; None if there is none."""
 
     def counts(values: Mapping[Any, Any]) -> Iterator[int]:
         for key, value in values.items():

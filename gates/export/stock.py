@@ -1,9 +1,8 @@
-"""A pruned model as a stock Transformers class: possible where every layer keeps the same number of heads.
+"""Rebuild a pruned model as a stock Transformers class, which usually needs the same number of heads in every layer.
 
-Most stock classes state one head count for all layers of a stack, so different counts per layer have no stock form there. Some
-read a count for each layer: from a list beside the field (Laguna), or from Transformers' ``per_layer_config`` (the key/value
-heads of Gemma 4). Whether a class can hold the pruned weights is not looked up but tried: set its config, build it, load the
-weights, compare outputs.
+Most stock classes have one head count for all layers of a stack. Some have a count for each layer: in a list next to the field
+(Laguna), or in Transformers' ``per_layer_config`` (the key/value heads of Gemma 4). A trial shows whether a class can hold the
+pruned weights: set its config, build it, load the weights, and compare outputs.
 """
 
 from __future__ import annotations
@@ -31,31 +30,29 @@ STACK_FIELDS = {
     "decoder": ("decoder_attention_heads", "num_decoder_attention_heads"),
     "cross": ("decoder_attention_heads", "num_decoder_attention_heads"),
 }
-"""Config fields that count the heads of one stack, by kind of site; families without them count all heads in one field."""
+"""The config fields with the head count of one stack, by kind of site. Families without them have one field for all stacks."""
 HEAD_FIELD = "num_attention_heads"  # n_head, n_heads, num_heads: configs map this name to their own
 KEY_FIELDS = ("num_key_value_heads", "num_kv_heads")
-WIDTH_FIELD = "head_dim"  # d_kv in T5
 
-INSTEAD = "use the pruned form (remote code), which has no such limit"
-EVEN = "a mask with the same number in every layer, or layers padded to it (pad_heads, --pad_heads)"
+INSTEAD = "use the pruned form (remote code)"
+EVEN = "a mask with the same number in every layer, or pad_heads (--pad_heads)"
 
 
 def stock_model(
     cut: PreTrainedModel, dense: PreTrainedModel, mask: Tensor, inputs: Mapping[str, Tensor], *, tolerance: float
 ) -> PreTrainedModel:
-    """The pruned model rebuilt as the stock class of the dense one, with a config of its own; neither is changed.
+    """Return the pruned model rebuilt as the stock class of the dense one, with a new config; neither is changed.
 
     Args:
-        cut: model after :func:`gates.surgery.remove.remove_heads_`.
-        dense: the model it was cut from, as it was before.
-        mask: 0/1 per head, ``[heads]``, by which it was cut.
-        inputs: inputs of a forward pass, to compare the rebuilt model with ``cut``.
-        tolerance: largest difference, relative to the largest output.
+        cut: The model after :func:`gates.surgery.remove.remove_heads_`.
+        dense: The dense model.
+        mask: The mask of 0 and 1, ``[heads]``, by which ``cut`` was cut.
+        inputs: The inputs of a forward pass, to compare the result with ``cut``.
+        tolerance: The largest difference, relative to the largest output.
 
     Raises:
-        GateError: if the class cannot hold the weights or computes something else with them: layers keep different
-            numbers of heads or none, its config refuses the count, it derives the head size from the hidden size
-            (BERT, GPT-2, BART), or its layers share something that has an axis of heads (T5's position bias).
+        GateError: If the class cannot hold the weights or has other outputs. Reasons are layers with different numbers of
+            heads or none, a head size derived from the hidden size (BERT, GPT-2, BART), and a shared position bias (T5).
     """
     if not bool(mask.all()):
         check_head_size(dense)
@@ -69,27 +66,23 @@ def stock_model(
     for name, shape in shapes.items():
         found = tuple(weights[name].shape) if name in weights else "missing"
         if found != shape:
-            raise GateError(
-                f"{named} expects {name!r} of shape {shape}, but in the pruned model it is {found}, as where a class derives "
-                f"the size of a head from the hidden size; {INSTEAD}"
-            )
+            raise GateError(f"{named} expects {name!r} of shape {shape}, but the pruned model has {found}; {INSTEAD}")
     stock.load_state_dict({name: weights[name] for name in shapes})
     difference = relative_difference(cut, stock, inputs)
     if not difference <= tolerance:
         left_out = next((name for name in weights if name not in shapes), None)
-        reason = f"it has no place for {left_out!r}" if left_out else "its layers depend on the number of heads otherwise"
-        raise GateError(f"{named} differs from the pruned model by {difference:.2g} (relative): {reason}; {INSTEAD}")
+        reason = f": it lacks {left_out!r}" if left_out else ""
+        raise GateError(f"{named} differs from the pruned model by {difference:.2g} (relative){reason}; {INSTEAD}")
     if cut.can_generate():
         stock.generation_config = copy.deepcopy(cut.generation_config)
     return stock
 
 
 def check_head_size(dense: PreTrainedModel) -> None:
-    """Raises :class:`GateError` for a class that derives the size of a head from the hidden size (BERT, GPT-2, BART), so that
-    no mask fits it.
+    """Raise :class:`GateError` for a class that derives the head size from the hidden size (BERT, GPT-2, BART): no mask fits.
 
-    The class is built with one group of heads in each layer, without weights. A class that refuses this number may still take
-    another one, so it passes.
+    The class is built without weights and with one group of heads per layer. A class that refuses this number passes, because
+    it may accept another one.
     """
     sites = find_attention(dense)
     first = [torch.arange(site.heads) < site.heads // site.kv_heads for site in sites]
@@ -101,19 +94,18 @@ def check_head_size(dense: PreTrainedModel) -> None:
     if any(left.head_dim != site.head_dim for left, site in zip(smaller, sites, strict=False)):
         raise GateError(
             f"{type(dense).__name__} derives the size of a head from the hidden size, so it has no stock form with fewer "
-            f"heads, whatever the mask; {INSTEAD}"
+            f"heads; {INSTEAD}"
         )
 
 
 @dataclass(frozen=True)
 class StockConfig:
-    """A stock config for a pruned model.
+    """Hold a stock config for a pruned model.
 
     Args:
-        config: the dense model's, with the head counts of the pruned one.
-        settings: what was set in it, as text.
-        uneven: the first field that states one number for each layer where the dense model's states one for all, as text;
-            empty if there is none.
+        config: The dense model's config with the head counts of the pruned model.
+        settings: The changed fields, as text.
+        uneven: The first field that needs one number per layer, as text. Empty if there is none.
     """
 
     config: Any
@@ -122,7 +114,7 @@ class StockConfig:
 
 
 def config_of(dense: PreTrainedModel, mask: Tensor) -> StockConfig:
-    """Return the config that states the heads which stay, by layer where they differ; no model is built with it."""
+    """Return the config with the numbers of kept heads, by layer where they differ."""
     config = copy.deepcopy(dense.config)
     sites = find_attention(dense)
     fields: dict[tuple[str, str], dict[str, tuple[int, int]]] = {}
@@ -152,19 +144,19 @@ def config_of(dense: PreTrainedModel, mask: Tensor) -> StockConfig:
 
 @contextmanager
 def _refused_in_one_sentence(dense: PreTrainedModel, stated: StockConfig) -> Iterator[None]:
-    """Configs and models refuse in many ways what a config states."""
+    """Turn the many errors of configs and models into one :class:`GateError`."""
     try:
         yield
     except Exception as error:
         if stated.uneven:
-            why = "" if isinstance(error, RuntimeError) else f" ({_last_line(error)})"  # it reads one number for all
+            why = "" if isinstance(error, RuntimeError) else f" ({_last_line(error)})"
             raise GateError(f"{type(dense).__name__} has {stated.uneven}{why}; {INSTEAD}, or {EVEN}") from error
         settings = f"{type(dense).__name__} with {stated.settings}"
         raise GateError(f"{settings} is refused by Transformers: {_last_line(error)}; {INSTEAD}") from error
 
 
 def _by_layer_(config: Any, field: str, counts: Mapping[int, int], *, only_known: bool = False) -> bool:
-    """State a number for each layer in a config that can have them, or only in one that has them; return whether."""
+    """Set a number for each layer if the config supports it (``only_known``: already has it), and return whether it was set."""
     listed = getattr(config, f"{field}_per_layer", None)
     if isinstance(listed, list):
         setattr(config, f"{field}_per_layer", [counts.get(layer, count) for layer, count in enumerate(listed)])
@@ -179,11 +171,11 @@ def _by_layer_(config: Any, field: str, counts: Mapping[int, int], *, only_known
 
 
 def _fields(config: Any, site: AttentionSite, keep: Tensor) -> dict[str, int]:
-    """What a config has to say for one site of which the heads ``keep`` stay, 0/1 ``[heads]``."""
+    """Return the config fields of one site that keeps the heads ``keep``, a mask ``[heads]``."""
     left = cut_site(site, keep)
     if not left.queries:
         raise GateError(f"no stock class has a layer without heads, but this mask leaves none in {site.label}; {INSTEAD}")
-    found = {_head_field(config, site): len(left.queries), WIDTH_FIELD: site.head_dim}
+    found = {_head_field(config, site): len(left.queries), "head_dim": site.head_dim}  # d_kv in T5
     keys = next((field for field in KEY_FIELDS if _states(config, field)), None)
     if keys is not None:
         found[keys] = len(left.keys)
@@ -195,24 +187,24 @@ def _head_field(config: Any, site: AttentionSite) -> str:
 
 
 def _states(config: Any, field: str) -> bool:
-    """Whether a config has a field; one that differs by layer cannot be read from it as a whole."""
+    """Return whether a config has a field, including one that differs by layer and cannot be read as one value."""
     return field in _known_by_layer(config) or hasattr(config, field)
 
 
 def _known_by_layer(config: Any) -> Collection[str]:
-    """The fields of which a config states a number for each layer."""
+    """Return the fields with a number for each layer."""
     return getattr(config, "per_layer_attributes", None) or ()
 
 
 def stacks(dense: PreTrainedModel) -> list[tuple[str, str]]:
-    """For every site of a model what states its number of heads: the part of the config and the field. Sites with the same one
-    need equally many heads in a stock class."""
+    """Return for every site the part of the config and the field with its number of heads. Sites with the same field need the
+    same number of heads in a stock class."""
     parts = [(_part(dense, site), site) for site in find_attention(dense)]
     return [(part, _head_field(getattr(dense.config, part, dense.config), site)) for part, site in parts]
 
 
 def _part(model: PreTrainedModel, site: AttentionSite) -> str:
-    """The name of the part of the model's config that a site was built from, such as ``text_config``; empty for all of it."""
+    """Return the name of the nested config that a site was built from, such as ``text_config``; empty for the whole config."""
     parts = {id(getattr(model.config, name, None)): name for name in getattr(model.config, "sub_configs", {})}
     names = site.name.split(".")
     owners = (model.get_submodule(".".join(names[:length])) for length in range(len(names), -1, -1))
@@ -221,35 +213,33 @@ def _part(model: PreTrainedModel, site: AttentionSite) -> str:
 
 
 def _last_line(error: BaseException) -> str:
-    """The reason, which configs state on the last line, without the kind of error."""
+    """Return the last line of an error, where configs state the reason, without the kind of error."""
     return (str(error).strip() or type(error).__name__).splitlines()[-1].strip().removeprefix("ValueError: ").rstrip(".")
 
 
-# Heads of zeros that make all layers of a stack equally large, so that a stock class can hold a pruned model.
-
 Extent = tuple[int, int]
-"""Groups of a site, and query heads of each group."""
+"""The number of groups of a site, and of query heads in each group."""
 
 
 def pad_heads(model: PreTrainedModel, mask: Tensor) -> Tensor:
-    """A mask with the fewest further heads that make all layers of a stack equally large, in numbers that the config takes.
+    """Return a mask with the fewest additional heads that make all layers of a stack equally large and fit the config.
 
-    The further heads are removed ones. With gates of ``mask`` folded into the output projection they are heads of zeros, and
-    the model computes what it does without them. Groups of query heads stay whole: all get as many query heads as the largest,
-    and all layers as many groups as the one with most.
+    The additional heads are removed ones. Folding the gates of ``mask`` into the output projection makes them heads of zeros,
+    which change no output. Each group gets as many query heads as the largest one, and each layer as many groups as the layer
+    with most.
 
     Args:
-        mask: 0/1 per head, ``[heads]``.
+        model: The dense model.
+        mask: The mask of 0 and 1, ``[heads]``.
 
     Raises:
-        GateError: if the mask is of another model, no numbers up to the dense ones are equal in all layers and allowed by the
-            config, or layers differ in their numbers of heads already.
+        GateError: If no equal numbers fit the config, or the layers of the dense model differ in their numbers of heads.
     """
     sites, names = find_attention(model), stacks(model)
     check_mask(mask, sum(site.heads for site in sites))
     refused: GateError | None = None
     for extents in _candidates(sites, mask, names):
-        padded = padded_mask(sites, mask, [extents[name] for name in names])
+        padded = _padded_mask(sites, mask, [extents[name] for name in names])
         try:
             config_of(model, padded)
         except GateError as error:
@@ -259,15 +249,9 @@ def pad_heads(model: PreTrainedModel, mask: Tensor) -> Tensor:
     raise refused or GateError(f"the layers of {type(model).__name__} differ in their numbers of heads; {INSTEAD}")
 
 
-def padded_mask(sites: Sequence[AttentionSite], mask: Tensor, extents: Sequence[Extent]) -> Tensor:
-    """The mask with further heads, so that every site keeps as many groups and as many heads of each as its extent says.
-
-    A site's groups with kept heads come first, and their kept heads, then others in their order.
-
-    Args:
-        mask: 0/1 per head, ``[heads]``.
-        extents: groups and heads of each group, for every site; no fewer than it keeps, no more than it has.
-    """
+def _padded_mask(sites: Sequence[AttentionSite], mask: Tensor, extents: Sequence[Extent]) -> Tensor:
+    """Add heads to a mask until every site has the groups, and the heads of each group, of its extent. Groups and heads that
+    the mask keeps come first, then others in order."""
     parts = []
     for site, keep, (groups, size) in zip(sites, mask.split([site.heads for site in sites]), extents, strict=True):
         kept = keep.view(site.kv_heads, -1)
@@ -280,7 +264,7 @@ def padded_mask(sites: Sequence[AttentionSite], mask: Tensor, extents: Sequence[
 
 
 def _candidates(sites: Sequence[AttentionSite], mask: Tensor, names: Sequence[Hashable]) -> Iterator[Mapping[Hashable, Extent]]:
-    """Extents for every stack, those with the fewest heads of all sites first."""
+    """Yield extents for every stack, those with the fewest heads first."""
     parts = mask.split([site.heads for site in sites])
     ranges: dict[Hashable, list[Extent]] = {}
     for name in dict.fromkeys(names):

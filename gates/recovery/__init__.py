@@ -1,1 +1,1 @@
-"""Kept weights adjusted in closed form, without training."""
+"""Adjust kept weights in closed form, without training."""

@@ -1,4 +1,4 @@
-"""Least squares of a projection from second moments. Pure functions, with a Metric that gathers the moments.
+"""Fit a projection by least squares from second moments: pure functions, and a Metric that accumulates the moments.
 
 ``sum |W x + b - y|^2 + ridge * mean(diag(X'X)) * |W - W0|^2``, with x and y centred where there is a bias.
 """
@@ -15,11 +15,11 @@ from gates.scores.metric import HeadMetric
 
 
 class Moments(NamedTuple):
-    """Sums over positions of inputs x ``[in]`` and targets y ``[out]``, all float64.
+    """Hold float64 sums over positions of inputs x ``[in]`` and targets y ``[out]``.
 
     Args:
-        positions: their number.
-        x, y: sums, ``[in]`` and ``[out]``.
+        positions: The number of positions.
+        x, y: The sums, ``[in]`` and ``[out]``.
         xx, xy: ``sum x x^T`` ``[in, in]`` and ``sum x y^T`` ``[in, out]``.
         yy: ``sum |y|^2``.
     """
@@ -32,16 +32,16 @@ class Moments(NamedTuple):
     yy: Tensor
 
     def of(self, features: Tensor) -> Moments:
-        """Those of some inputs alone."""
+        """Return the moments of some inputs."""
         return Moments(self.positions, self.x[features], self.y, self.xx[features][:, features], self.xy[features], self.yy)
 
     def centred(self) -> tuple[Tensor, Tensor]:
-        """``xx`` and ``xy`` about the means."""
+        """Return ``xx`` and ``xy`` about the means."""
         return self.xx - torch.outer(self.x, self.x) / self.positions, self.xy - torch.outer(self.x, self.y) / self.positions
 
 
 class ProjectionMoments(HeadMetric):
-    """Gathers :class:`Moments`, of any number of processes."""
+    """Accumulate :class:`Moments` over batches and processes."""
 
     positions: Tensor
     x: Tensor
@@ -64,12 +64,7 @@ class ProjectionMoments(HeadMetric):
             self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, inputs: Tensor, targets: Tensor) -> None:
-        """Add positions.
-
-        Args:
-            inputs: ``[positions, in]``.
-            targets: ``[positions, out]``.
-        """
+        """Add inputs ``[positions, in]`` and targets ``[positions, out]``."""
         self.positions += len(inputs)
         self.x += inputs.sum(0, dtype=torch.float64)
         self.y += targets.sum(0, dtype=torch.float64)
@@ -78,20 +73,19 @@ class ProjectionMoments(HeadMetric):
         self.yy += targets.double().square().sum()
 
     def compute(self) -> Moments:
-        """The sums."""
         return Moments(self.positions, self.x, self.y, self.xx, self.xy, self.yy)
 
 
 def add_products_(total: Tensor, x: Tensor, y: Tensor) -> None:
-    """Add ``x.T @ y`` to a float64 total, at the speed of the inputs' precision.
+    """Add ``x.T @ y`` to a float64 total at the speed of the inputs' precision.
 
-    With a, b near the means of x and y, ``sum x y = sum (x - a)(y - b) + a sum y + (sum x - n a) b``. The first part is without
-    the means, so that nothing cancels, and is multiplied in the precision of the inputs, at least float32; the rest, of rank
-    two, is computed in float64.
+    With a, b near the means of x and y, ``sum x y = sum (x - a)(y - b) + a sum y + (sum x - n a) b``. The first part has no
+    means, so nothing cancels, and is computed in the precision of the inputs, at least float32. The rest has rank two and is
+    computed in float64.
 
     Args:
-        total: ``[in, out]``, float64; changed in place, since a large one costs more to copy than the product does.
-        x, y: ``[positions, in]`` and ``[positions, out]``.
+        total: The total, ``[in, out]``, changed in place because a copy costs more than the product.
+        x, y: The factors, ``[positions, in]`` and ``[positions, out]``.
     """
     if not len(x):
         return
@@ -106,28 +100,22 @@ def add_products_(total: Tensor, x: Tensor, y: Tensor) -> None:
 
 
 def fit(moments: Moments, weight: Tensor, *, ridge: float, has_bias: bool) -> tuple[Tensor, Tensor | None]:
-    """The weight and bias of least squares, near the weight that there was.
+    """Return the weight ``[out, in]`` and bias ``[out]`` or None of least squares in float64, regularised towards a weight.
 
     Args:
-        moments: of inputs and targets.
-        weight: before, ``[out, in]``.
-        ridge: price of leaving it, in units of the mean second moment of an input; above 0.
-        has_bias: whether there is a bias to be fitted; it costs nothing.
-
-    Returns:
-        Weight ``[out, in]`` and bias ``[out]`` or None, float64.
-
-    Raises:
-        GateError: for a ridge that is not above 0 or too small for the positions, or no positions.
+        moments: The moments of inputs and targets.
+        weight: The weight before, ``[out, in]``.
+        ridge: The strength of the regularisation, in units of the mean second moment of an input. Must be above 0.
+        has_bias: Whether to fit a bias, which is not regularised.
     """
     if not ridge > 0:
         raise GateError(f"ridge is {ridge}; expected a number above 0, such as 0.1")
     if moments.positions == 0:
-        raise GateError("there is nothing to fit to; expected batches with at least one position that is not padding")
+        raise GateError("there are no positions to fit to; expected batches with at least one that is not padding")
     if not all(bool(part.isfinite().all()) for part in (moments.xx, moments.xy, moments.x, moments.y)):
         raise GateError(
-            "what a projection reads or should give is not finite, so it cannot be refitted; look for infinite weights or "
-            "inputs, or compute in a higher precision"
+            "the inputs or targets of a projection are not finite, so it cannot be refitted; look for infinite weights or "
+            "inputs, or use a higher precision"
         )
     before = weight.double()
     xx, xy = moments.centred() if has_bias else (moments.xx, moments.xy)
@@ -135,10 +123,10 @@ def fit(moments: Moments, weight: Tensor, *, ridge: float, has_bias: bool) -> tu
     if scale > 0:
         damped = xx + ridge * scale * torch.eye(len(xx), dtype=xx.dtype, device=xx.device)
         factor, failed = torch.linalg.cholesky_ex(damped)
-        if failed.any():  # sums in single precision are exact to some 1e-7 only
+        if failed.any():  # sums in single precision are only exact to some 1e-7
             raise GateError(
-                f"ridge is {ridge:g}, which is too small for the {moments.positions:g} positions that this projection is "
-                "fitted to; give a larger one, such as 0.01, or more examples"
+                f"ridge is {ridge:g}, which is too small for the {moments.positions:g} positions of this projection; give a "
+                "larger one, such as 0.01, or more examples"
             )
         before = before + torch.cholesky_solve(xy - xx @ before.T, factor).T
     bias = (moments.y - before @ moments.x) / moments.positions if has_bias else None

@@ -1,10 +1,10 @@
-"""Refit what follows the kept heads of a pruned model in closed form, without training.
+"""Refit the projections of a pruned model in closed form, without training.
 
-Projection by projection in the order of the model: the inputs are those of the *pruned* model with all earlier projections
-refitted, the target is the *dense* model's residual stream after this place minus the pruned one before it. So each
-projection also makes up for what was lost before it. Relatives are the updates of optimal brain surgeons of structures (ZipLM,
-Kurtic et al. 2023), CORP (2026), and the mask tuning of Kwon et al. 2022, which fits one number per head and not all weights;
-it is in :mod:`gates.recovery.rescale`.
+Projections are refitted in the order of the model. The inputs are those of the *pruned* model with all earlier projections
+refitted. The target is the *dense* model's residual stream after the projection minus the pruned one before it, so each
+projection also compensates for earlier losses. Related methods are the optimal brain surgeon for structures (ZipLM, Kurtic et
+al. 2023), CORP (2026), and the mask tuning of Kwon et al. 2022, which fits one number per head
+(:mod:`gates.recovery.rescale`).
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ Batch = TypeVar("Batch")
 
 @dataclass(frozen=True)
 class Refitted:
-    """One projection that was refitted.
+    """Report one refitted projection.
 
     Args:
-        name: of the projection in the model.
-        before, after: mean squared error of the residual stream behind it, against the dense model's, with its old and with
-            its new weights. The projections before it are refitted in both.
+        name: The name of the projection in the model.
+        before, after: The mean squared error of the residual stream after it, against the dense model's, with its old and its
+            new weights. Earlier projections are refitted in both.
     """
 
     name: str
@@ -53,17 +53,12 @@ class Refitted:
     after: float
 
 
-class Aim(NamedTuple):
-    """One call of a projection in the dense model: its output, and what that is added to; see :class:`Written`."""
+class Target(NamedTuple):
+    """Hold the output and the stream of one call in the dense model; see :class:`Written`, which also has the wide inputs."""
 
     name: str
     output: Tensor
     stream: Tensor | None
-
-    @classmethod
-    def of(cls, call: Written) -> Aim:
-        """Without the inputs, which are wide."""
-        return cls(call.name, call.output, call.stream)
 
 
 def refit_(
@@ -79,42 +74,39 @@ def refit_(
     keep_states: bool = True,
     held_out_loss: Callable[[], float] | None = None,
 ) -> list[Refitted]:
-    """Change the weights and biases of a model's output projections so that it does without the closed heads.
+    """Refit the weights and biases of a model's output projections to compensate for the closed heads.
 
-    The batches are gone through once for each projection. Where the layers of a model work on each other's output, which is
-    tried on the first batch, each batch enters the model again behind the last finished layer, so that all projections together
-    cost a few passes. In other models, and without ``keep_states``, every projection costs a pass of the dense and one of the
-    pruned model up to it. Where there are several processes, each gives its own batches and all end with the same weights.
-    Projections before the first closed head stay as they are.
+    Every projection needs one run over the batches. If a trial on the first batch shows that each layer only uses the output
+    of the layer before, batches enter the model after the last finished layer, and all projections together cost a few passes.
+    Otherwise, and without ``keep_states``, every projection costs a pass of the dense and of the pruned model up to it. With
+    several processes, each has its own batches and all end with the same weights. Projections before the first closed head do
+    not change.
 
-    Where the output of an attention is not added to the residual stream as it is, but behind a norm or a factor, the target is
-    the dense model's output of the projection. Feed-forward layers of that kind, and experts, stay as they are.
+    Where a norm or a factor comes between an attention's output and the residual stream, the target is the dense model's
+    output of the projection. Such feed-forward layers, and experts, do not change.
 
     Args:
-        gates: gates of a model with the weights that the mask is for; they may be attached. The model is in evaluation mode
-            meanwhile.
-        mask: 0/1 mask ``[gates]``.
-        batches: the calibration batches, the same ones at every call.
-        forward: function that runs the model on a batch.
-        valid: function from a batch to its queries that are not padding, ``[batch, query]``, by kind or by the name of a
-            module; None or nothing where all count. It is called once for each batch.
-        ridge: see :func:`gates.recovery.least_squares.fit`.
-        feed_forward: whether the second projections of feed-forward layers are refitted too.
-        dense: parameters of the dense model by their names in this one, where it has others: the weights before they were
-            trained with gates, for example.
-        keep_states: whether states of all calibration batches may be kept: on the model's device, in its precision, two hidden
-            states for each position and stack of layers, and two for each projection of the layer in work. The result is the
-            same without, and the memory needed then does not depend on the number of batches.
-        held_out_loss: A function that runs the model on data that are not refitted to and returns the loss, the same in all
-            processes. A refit that raises it is an error. None to apply the refit in any case.
+        gates: The gates of the model, attached or not. The model is in evaluation mode meanwhile.
+        mask: The mask of 0 and 1, ``[gates]``.
+        batches: A function that returns the same calibration batches at every call.
+        forward: A function that runs the model on a batch.
+        valid: A function from a batch to its queries that are not padding, ``[batch, query]``, by kind or by the name of a
+            module. None or a missing key where all count. It is called once per batch.
+        ridge: The strength of the regularisation; see :func:`gates.recovery.least_squares.fit`.
+        feed_forward: Whether to refit the second projections of feed-forward layers too.
+        dense: The parameters of the dense model by name, where they differ from the model's, such as weights before training.
+        keep_states: Whether to keep states of all calibration batches on the model's device: two hidden states for each
+            position and stack of layers, and two for each projection of the current layer. The result is the same without,
+            and memory does not grow with the number of batches.
+        held_out_loss: A function that returns the loss on other data, the same in all processes. A refit that raises it is an
+            error. None to apply the refit in any case.
 
     Returns:
-        What was refitted, in order.
+        The refitted projections, in order.
 
     Raises:
-        GateError: for a mask of another size or other values, a model with adapters, weights that are no floating-point numbers
-            or that several modules share, a mask of valid queries for several stacks or of another shape, no batches, or a
-            refit that raises the loss on held-out data; nothing is changed then.
+        GateError: If the mask, the weights or the batches do not fit, or the refit raises the loss on held-out data. Nothing
+            changes then.
 
     >>> from transformers import BertConfig, BertModel
     >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4)).eval()
@@ -126,29 +118,30 @@ def refit_(
     check_mask(mask, gates.size, gates.unit)
     values, done = mask.to(gates.mask), []
     refitted: dict[str, Tensor] = {}
-    masks: dict[int, list[Tensor | None]] = {}  # of each site, by the number of the batch
+    masks: dict[int, list[Tensor | None]] = {}  # one mask per site, by the number of the batch
     check_merged(gates.model)
     with torch.no_grad(), evaluating(gates.model), gates.attached():
         writers, reenters = find_writers(gates, next(iter(batches()), None), forward)
-        wanted = list(_to_refit(writers, values.split(gates.sizes), feed_forward=feed_forward))
+        selected = list(_to_refit(writers, values.split(gates.sizes), feed_forward=feed_forward))
         reenters = reenters and keep_states
-        of_dense = Passes(gates, torch.ones_like(values), dense or {}, forward, writers, reenters=reenters)
-        of_pruned = Passes(gates, values, refitted, forward, writers, reenters=reenters)
-        for _, members in groupby(wanted, key=lambda one: one[0].block or one[0] if reenters else one[0]):
+        dense_passes = Passes(gates, torch.ones_like(values), dense or {}, forward, writers, reenters=reenters)
+        pruned_passes = Passes(gates, values, refitted, forward, writers, reenters=reenters)
+        for _, members in groupby(selected, key=lambda one: one[0].block or one[0] if reenters else one[0]):
             group = dict(members)
-            aims: dict[int, list[Aim]] = {}  # of the whole group, by the number of the batch
+            targets: dict[int, list[Target]] = {}  # targets of the whole group, by the number of the batch
             for writer, kept in group.items():
                 moments = ProjectionMoments(*reversed(weight_by_output(writer.module).shape)).to(values.device)
                 for number, batch in enumerate(batches()):
-                    if number not in aims:
-                        aims[number] = [Aim.of(call) for call in of_dense.run(number, batch, list(group))]
+                    if number not in targets:
+                        calls = dense_passes.run(number, batch, list(group))
+                        targets[number] = [Target(call.name, call.output, call.stream) for call in calls]
                     if number not in masks:
                         masks[number] = rows_by_site(valid(batch), gates.sites)
-                    goals = [aim for aim in aims[number] if aim.name == writer.name]
+                    own = [target for target in targets[number] if target.name == writer.name]
                     if writer == list(group)[-1]:
-                        del aims[number]
-                    for goal, call in zip(goals, of_pruned.run(number, batch, [writer]), strict=True):
-                        _gather(moments, goal, call, masks[number][writer.attention])
+                        del targets[number]
+                    for target, call in zip(own, pruned_passes.run(number, batch, [writer]), strict=True):
+                        _add_call(moments, target, call, masks[number][writer.attention])
                 weights, result = _fitted(writer, kept, moments.compute(), ridge)
                 refitted.update(weights)
                 done.append(result)
@@ -167,13 +160,12 @@ def _check_held_out(model: nn.Module, refitted: Mapping[str, Tensor], loss: Call
     if not math.isfinite(after) or after > masked:
         raise GateError(
             f"the loss on the held-out batches is {masked:.6g} with the mask alone and {after:.6g} after the refit, so the "
-            f"weights stay as they were; refit to more batches, or with a larger ridge than {ridge:g}"
+            f"weights did not change; use more batches, or a larger ridge than {ridge:g}"
         )
 
 
 def _to_refit(writers: Sequence[Writer], values: tuple[Tensor, ...], *, feed_forward: bool) -> Iterator[tuple[Writer, Tensor]]:
-    """Writers at or after the first site with a closed head, since before it there is nothing to make up for; and of each the
-    indices of its inputs that are not always 0."""
+    """Yield the writers from the first site with a closed head on, each with the indices of its nonzero inputs."""
     lost = False
     for writer in writers:
         features = weight_by_output(writer.module).shape[1]
@@ -187,16 +179,16 @@ def _to_refit(writers: Sequence[Writer], values: tuple[Tensor, ...], *, feed_for
             yield writer, kept
 
 
-def _gather(moments: ProjectionMoments, aim: Aim, pruned: Written, valid: Tensor | None) -> None:
-    """Add one call: the inputs of the pruned model, and what its projection should give."""
-    target = aim.output.double()
-    if aim.stream is not None and pruned.stream is not None:
-        target = target + aim.stream.double() - pruned.stream.double()
+def _add_call(moments: ProjectionMoments, dense: Target, pruned: Written, valid: Tensor | None) -> None:
+    """Add the inputs of one call in the pruned model and the targets of its projection."""
+    target = dense.output.double()
+    if dense.stream is not None and pruned.stream is not None:
+        target = target + dense.stream.double() - pruned.stream.double()
     moments.update(valid_positions(pruned.inputs, valid), valid_positions(target, valid))
 
 
 def _fitted(writer: Writer, kept: Tensor, moments: Moments, ridge: float) -> tuple[dict[str, Tensor], Refitted]:
-    """New parameters of a projection by name, as the model has them."""
+    """Return the new parameters of a projection by name, and the report."""
     weight, bias, among = weight_by_output(writer.module), writer.module.bias, moments.of(kept)
     new, new_bias = fit(among, weight[:, kept], ridge=ridge, has_bias=bias is not None)
     whole = weight.clone()
@@ -209,31 +201,25 @@ def _fitted(writer: Writer, kept: Tensor, moments: Moments, ridge: float) -> tup
     return parameters, Refitted(writer.name, *(float(error) / numbers for error in errors))
 
 
-# Which positions of a model's inputs count, and with them which queries of each attention site.
-#
-# A padding mask belongs to the tokens that it was made for. A batch of text alone has one mask for all its sites. Where a batch
-# holds pictures or sound, the queries that count are those of the mask that the model itself hands to its attention: a key that
-# no query sees is padding. It is the patches' own mask for pictures, the subsampled one for sound, and the longer one where a
-# model puts pictures and text into one sequence.
+# A padding mask belongs to the tokens that it was made for. A batch of only text has one mask for all sites. With pictures or
+# sound, the mask is taken from the model's attention: a key that no query sees is padding. This is the patches' mask for
+# pictures, the subsampled mask for sound, and the longer mask of a sequence of pictures and text.
 
 GivenQueries = Callable[[Mapping[str, Tensor]], Valid] | None
-IGNORED = -100
-"""The label of padding in Transformers."""
 TEXT = {
     "input_ids", "inputs_embeds", "attention_mask", "token_type_ids", "position_ids", "labels", "decoder_input_ids",
     "decoder_inputs_embeds", "decoder_attention_mask",
 }  # fmt: skip
-"""Inputs that hold one text for each example and nothing else."""
+"""The inputs of a batch with one text per example and nothing else."""
 
 
 def valid_queries(batch: Mapping[str, Tensor], *, is_encoder_decoder: bool) -> dict[str, Tensor | None]:
-    """For each kind of attention the queries that are not padding, ``[batch, query]``; None where nothing says it.
+    """Return for each kind of attention the queries that are not padding, ``[batch, query]``; None where it is unknown.
 
     Args:
-        batch: inputs of a model of Transformers that reads text alone. Targets of a model with two stacks are read from
-            ``decoder_attention_mask``, or from labels with a row of tokens for each example; a model that is given neither
-            makes them from its inputs.
-        is_encoder_decoder: whether the model has two stacks.
+        batch: The inputs of a Transformers model that only reads text. The decoder's queries come from
+            ``decoder_attention_mask``, else from labels ``[batch, tokens]``, else from the inputs.
+        is_encoder_decoder: Whether the model is an encoder-decoder.
 
     >>> import torch
     >>> batch = {"attention_mask": torch.tensor([[1, 1, 0]]), "labels": torch.tensor([[5, 7, 9, -100]])}
@@ -250,7 +236,7 @@ def valid_queries(batch: Mapping[str, Tensor], *, is_encoder_decoder: bool) -> d
         if "decoder_attention_mask" in batch:
             target = batch["decoder_attention_mask"]
         elif labels is not None and labels.dim() == 2:
-            target = labels != IGNORED
+            target = labels != -100
         elif given is not None:
             target = None
     return {"encoder": source, "decoder": target, "cross": target}
@@ -262,9 +248,11 @@ def found_queries(
     """Return the queries that count at each site, by its name, ``[batch, query]``; None where all count.
 
     Args:
-        gates: The gates, attached. The model runs once unless the batch is text alone or all masks are given.
-        given: A function from a batch to masks that the caller knows, ``[batch, query]``, by kind or by the name of a module;
-            None where all queries count. They are taken as they are, and the masks of other sites are found.
+        gates: The attached gates. The model runs once unless the batch is only text or all masks are given.
+        forward: A function that runs the model on a batch.
+        given: A function from a batch to known masks, ``[batch, query]``, by kind or by the name of a module; None where all
+            queries count. The masks of other sites are found.
+        batch: The batch.
     """
     known = {} if given is None else dict(given(batch))
     left = [site for site in gates.sites if key_of(known, site) is None]
@@ -291,8 +279,8 @@ def found_queries(
             found[site.name] = masks[0]
         else:
             raise GateError(
-                f"it is not certain which rows of {site.name!r} are padding in this batch; give them to refit_ with "
-                f"valid=lambda batch: {{{stack_of(site)!r}: None}} if all of them count, or with a mask [batch, row] for None"
+                f"the padding rows of {site.name!r} in this batch are unknown; call refit_ with valid=lambda batch: "
+                f"{{{stack_of(site)!r}: None}} if all rows count, or with a mask [batch, row] for None"
             )
     return {**known, **found}
 
@@ -309,9 +297,14 @@ def _is_text(batch: Mapping[str, Any]) -> bool:
 
 @dataclass
 class _Watched:
-    """What a pass showed of one site: the list of layers that it lies in, the shapes of its rows ``[batch, query]``, the keys
-    that some query sees ``[batch, query]`` for each call of self-attention, and whether the queries of all examples are the
-    same, as learned ones are."""
+    """Hold the observations of one site in a pass.
+
+    Args:
+        stack: The name of its list of layers.
+        shapes: The shapes of its rows, ``[batch, query]``.
+        masks: The keys that some query sees, ``[batch, query]``, for each call of self-attention.
+        is_learned: Whether the queries of all examples are equal, as learned queries are.
+    """
 
     stack: str
     shapes: set[tuple[int, ...]] = field(default_factory=set)
@@ -321,7 +314,7 @@ class _Watched:
 
 @torch.no_grad()
 def _watch(gates: HeadGates, batch: Any, forward: Callable[[Any], object]) -> dict[str, _Watched]:
-    """Run the model once and return what it showed of each site, by the site's name."""
+    """Run the model once and return the observations of each site by name."""
     sites, watched = gates.sites, [_Watched(stack_of(site)) for site in gates.sites]
 
     def update(position: int, measure: Measure, visible: Tensor) -> None:
@@ -349,9 +342,9 @@ def _watch(gates: HeadGates, batch: Any, forward: Callable[[Any], object]) -> di
 
 
 class _SeenKeys:
-    """In the place of an attention metric: the keys that some query of the same sequence sees, ``[batch, key]``.
+    """Replace an attention metric, and return the keys that some query of the same sequence sees, ``[batch, key]``.
 
-    Attention with another number of keys than queries is no self-attention, and has none.
+    The result is empty for different numbers of keys and queries, which is not self-attention.
     """
 
     def from_scores(self, query: Tensor, key: Tensor, scale: float, mask: Tensor | None, **more: Any) -> Tensor:
@@ -363,7 +356,7 @@ class _SeenKeys:
         return seen
 
     def from_matrix(self, weights: Tensor) -> Tensor:
-        """Of weights alone. A query that sees nothing has equal weights, or a single one; it says nothing where others do."""
+        """Find the keys from weights. Queries with equal weights, or a single one, only count if all queries have them."""
         if weights.shape[-2] != weights.shape[-1]:
             return weights.new_zeros(len(weights), 0, dtype=torch.bool)
         visible = weights > 0

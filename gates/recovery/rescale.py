@@ -1,9 +1,9 @@
-"""Rescale the kept heads of a pruned model, site by site, so that each site's output comes near the dense model's.
+"""Rescale the kept heads of a pruned model, site by site, to approximate each site's dense output.
 
-The running side of the mask tuning of Kwon et al. 2022, whose mathematics is in :mod:`gates.scores.fisher`. Sites are fitted
-in the order of the model, each with the gate values found for those before it, so that a later site also makes up for what
-earlier ones lost. Two things differ from the paper: the target is the output of the site's projection alone (theirs adds the
-residual stream), and a site whose fit is not to be trusted is left as it is (theirs then leaves all later ones too).
+This runs the mask tuning of Kwon et al. 2022; the mathematics is in :mod:`gates.scores.fisher`. Sites are fitted in the order
+of the model with the gate values of earlier sites, so a later site also compensates for their losses. Two things differ from
+the paper. The target is the output of the site's projection without the residual stream. A site with an unreliable fit keeps
+its gates, while the paper then also skips all later sites.
 """
 
 from __future__ import annotations
@@ -34,24 +34,17 @@ def rescaled_gates(
     forward: Callable[[Batch], object],
     valid: Callable[[Batch], Valid],
 ) -> Tensor:
-    """Real gate values for a mask, by least squares on calibration data.
+    """Return real gate values ``[gates]`` for a mask by least squares on calibration data, float64 on the CPU.
 
-    The model runs twice over the batches for every site that keeps heads.
+    The model runs twice over the batches for every site that keeps heads. Use the values with :meth:`HeadGates.use`.
 
     Args:
-        gates: gates of a model, in evaluation mode meanwhile, with the weights that the mask is for.
-        mask: 0/1 mask ``[gates]``.
-        batches: the calibration batches, the same ones at every call.
-        forward: function that runs the model on a batch.
-        valid: function from a batch to its queries that are not padding, ``[batch, query]``, by kind or by the name of a
-            module; None or nothing where all count.
-
-    Returns:
-        ``[gates]``, float64 on the CPU, 0 where the mask is; give it to :meth:`HeadGates.use`.
-
-    Raises:
-        GateError: for a mask of another size or other values, adapters on the projections, or a mask of valid queries for
-            several stacks or of another shape.
+        gates: The gates of the model, which is in evaluation mode meanwhile.
+        mask: The mask of 0 and 1, ``[gates]``.
+        batches: A function that returns the same calibration batches at every call.
+        forward: A function that runs the model on a batch.
+        valid: A function from a batch to its queries that are not padding, ``[batch, query]``, by kind or by the name of a
+            module. None or a missing key where all count.
 
     >>> from transformers import BertConfig, BertModel
     >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4)).eval()

@@ -1,4 +1,4 @@
-"""Watch a running model add to its residual stream: which projections write to it, and what their output is added to."""
+"""Observe which projections of a running model write to its residual stream, and the tensors that they are added to."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ ADDITIONS = (torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor)
 
 @dataclass(frozen=True)
 class Written:
-    """One call of a projection: its name, its inputs ``[..., in]``, its output ``[..., out]``, and what the output is added to,
-    ``[..., out]``; None where it is not added to anything as it is (a norm or a factor comes between)."""
+    """Hold one call of a projection: its name, inputs ``[..., in]``, output ``[..., out]``, and the stream ``[..., out]`` that
+    the output is added to. The stream is None where a norm or a factor comes between."""
 
     name: str
     inputs: Tensor
@@ -37,19 +37,15 @@ class Written:
 def watch_writers(
     projections: Mapping[str, Projection], *, enough: Mapping[str, tuple[int, int]] | None = None
 ) -> Iterator[list[Written]]:
-    """Record every call of some projections, with what its output is added to.
+    """Record every call of some projections with its stream, in a list that is complete after the block.
 
     Args:
-        projections: by name. Outputs that are added to each other first (see below) have to be watched together.
-        enough: end the block once these are recorded: by name, how many calls, and of how many of them the output has been
-            added to something; None to go on.
-
-    Yields:
-        A list that is complete once the block has ended: every call, in the order of the model.
+        projections: The projections by name. Outputs that are added to each other first have to be observed together.
+        enough: By name, the numbers of calls and of streams after which the forward pass ends. None for a full pass.
     """
     written: list[Written] = []
 
-    def seen_enough(streams: Collection[int]) -> bool:  # not by its name, since a circle would keep all that was recorded
+    def seen_enough(streams: Collection[int]) -> bool:  # gets the streams, because a reference cycle would keep all records
         if enough is None:
             return False
         called = Counter(call.name for call in written)
@@ -59,7 +55,7 @@ def watch_writers(
     additions = _Additions(seen_enough)
 
     def called(name: str, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        copied = output.clone()  # the model may go on with it in place
+        copied = output.clone()  # the model may change it in place
         written.append(Written(name, args[0], copied, None))
         additions.follow(len(written) - 1, output)
 
@@ -74,30 +70,29 @@ def watch_writers(
 
 
 class _SeenEnoughError(Exception):
-    """What ends a forward pass that nothing more is wanted of."""
+    """End a forward pass after everything is recorded."""
 
 
 @dataclass
 class _Sum:
-    """A tensor that outputs of projections have been added up to, and of each of them the rest of the sum."""
+    """Hold a sum of projection outputs, and for each call the rest of the sum."""
 
     tensor: Tensor
-    rests: Mapping[int, Tensor | None] = field(default_factory=dict)
+    remainders: Mapping[int, Tensor | None] = field(default_factory=dict)
 
 
 class _Additions(TorchDispatchMode):
-    """Follows outputs of projections to the first sum with something else.
+    """Follow outputs of projections to the first sum with another tensor.
 
-    A layer with attention and feed-forward side by side (GPT-J, Falcon) adds their outputs to each other first: then that sum
-    is followed, and the stream of either is the other output and what the sum is added to. Something made after an output is
-    no stream: activation functions add such terms.
+    A layer with parallel attention and feed-forward (GPT-J, Falcon) adds their outputs to each other first. Then the sum is
+    followed, and the stream of either output is the other output plus the tensor that the sum is added to. A tensor made after
+    an output is not a stream, because activation functions add such terms.
 
     Args:
-        seen_enough: from the calls whose outputs were added to something to whether to raise :class:`_SeenEnoughError`; asked
-            after every call and every stream.
+        seen_enough: A function from the calls with streams to whether to end the pass, called after every call and stream.
 
     Attributes:
-        streams: by the number of a call, what its output was added to.
+        streams: The stream of each call, by its number.
     """
 
     def __init__(self, seen_enough: Callable[[Collection[int]], bool]) -> None:
@@ -106,7 +101,7 @@ class _Additions(TorchDispatchMode):
         self.streams: dict[int, Tensor] = {}
         self._sums: list[_Sum] = []
         self._time = 0
-        self._made: dict[int, int] = {}  # when the tensor of an id was made; ids are used again, so the last time counts
+        self._made: dict[int, int] = {}  # the time when the tensor of an id was made; ids are reused, so the last time counts
         self._called: dict[int, int] = {}
 
     def follow(self, call: int, output: Tensor) -> None:
@@ -126,19 +121,21 @@ class _Additions(TorchDispatchMode):
         return result
 
     def _added(self, one: Tensor, other: Tensor, before: Tensor, result: Tensor) -> bool:
-        """Follow a sum of two; whether it is a stream that something followed was added to. ``before`` is the content of the
-        first, which may hold the sum now."""
+        """Follow a sum of two tensors, and return whether it contains a new stream. ``before`` is the first tensor before the
+        addition, which may be in place."""
         first, second = self._take(one), self._take(other)
         if first is not None and second is not None:
-            rests: dict[int, Tensor | None] = {call: _plus(rest, other) for call, rest in first.rests.items()}
-            rests |= {call: _plus(rest, before) for call, rest in second.rests.items()}
-            self._sums.append(_Sum(result, rests))
+            remainders: dict[int, Tensor | None] = {
+                call: _plus(remainder, other) for call, remainder in first.remainders.items()
+            }
+            remainders |= {call: _plus(remainder, before) for call, remainder in second.remainders.items()}
+            self._sums.append(_Sum(result, remainders))
             return False
         known = len(self.streams)
-        for found, beside, content in ((first, other, other), (second, one, before)):
-            for call, rest in found.rests.items() if found is not None else ():
-                if self._made.get(id(beside), 0) <= self._called[call]:
-                    self.streams[call] = _plus(rest, content)
+        for found, added, content in ((first, other, other), (second, one, before)):
+            for call, remainder in found.remainders.items() if found is not None else ():
+                if self._made.get(id(added), 0) <= self._called[call]:
+                    self.streams[call] = _plus(remainder, content)
         self._end_if_enough()
         return len(self.streams) > known
 
@@ -155,24 +152,21 @@ def _plus(rest: Tensor | None, more: Tensor) -> Tensor:
     return more.clone() if rest is None else rest + more
 
 
-# Run a model again from where its finished blocks end, so that what is known of a batch is not computed twice.
-
-
 @dataclass(frozen=True)
 class Block:
-    """A layer of a model: a member of a list of modules, with its name in the model."""
+    """Name a layer of a model, which is a member of a list of modules."""
 
     name: str
     module: nn.Module
 
     @property
     def stack(self) -> str:
-        """Name of the list that it is in."""
+        """Return the name of its list."""
         return self.name.rpartition(".")[0]
 
 
 def block_of(model: nn.Module, name: str) -> Block | None:
-    """The outermost block that a module lies in; None if it is in none.
+    """Return the outermost block that contains a module; None if there is none.
 
     >>> model = nn.ModuleDict({"layers": nn.ModuleList([nn.Sequential(nn.Linear(2, 2))]), "head": nn.Linear(2, 2)})
     >>> block_of(model, "layers.0.0").name, block_of(model, "head")
@@ -187,10 +181,10 @@ def block_of(model: nn.Module, name: str) -> Block | None:
 
 
 class FinishedStates:
-    """What finished blocks put out, of each batch and stack that of the last one alone.
+    """Keep the output of the last finished block for each batch and stack, so that a pass can start there.
 
-    A stack is a list of blocks each of which works on the output of the one before. Where a model uses the output of an
-    earlier block too, what it computes with these states is something else; see that it does not before relying on them.
+    A stack is a list of blocks that only use the output of the block before. Where a model uses outputs of earlier
+    blocks too, results are wrong, so check this before.
     """
 
     def __init__(self) -> None:
@@ -198,11 +192,12 @@ class FinishedStates:
 
     @contextmanager
     def entered(self, batch: int, finished: Sequence[Block]) -> Iterator[None]:
-        """Finished blocks do not compute again for the length of a ``with`` block, but give what the last of them gave.
+        """Make finished blocks return the kept output of the last of them instead of computing.
 
         Args:
-            finished: blocks that compute the same from now on, in the order of the model; more and more of them from call to
-                call. The last one of each stack is kept as soon as it has run.
+            batch: The number of the batch.
+            finished: The blocks that will not change, in the order of the model. Later calls may add blocks. The output of the
+                last one of each stack is kept as soon as it has run.
         """
         with ExitStack() as until_the_end:
             for stack, members in groupby(finished, key=lambda block: block.stack):
@@ -210,21 +205,21 @@ class FinishedStates:
                 last, output = self._kept.get((batch, stack), (None, None))
                 known = blocks.index(last) + 1 if last is not None else 0
                 for block in blocks[:known]:
-                    until_the_end.enter_context(_giving(block.module, output))
+                    until_the_end.enter_context(_returning(block.module, output))
                 if known < len(blocks):
                     until_the_end.callback(self._keep(batch, blocks[-1]))
             yield
 
     def _keep(self, batch: int, block: Block) -> Any:
         def keep(module: nn.Module, args: Any, output: Any) -> None:
-            self._kept[batch, block.stack] = block, _copy(output)  # the model may go on with it in place
+            self._kept[batch, block.stack] = block, _copy(output)  # the model may change it in place
 
         return block.module.register_forward_hook(keep).remove
 
 
 @contextmanager
-def _giving(module: nn.Module, output: Any) -> Iterator[None]:
-    """A module that gives a copy of an output without computing it."""
+def _returning(module: nn.Module, output: Any) -> Iterator[None]:
+    """Make a module return a copy of an output without computing it."""
     before = module.__dict__.get("forward")
     module.forward = lambda *args, **kwargs: _copy(output)
     try:
@@ -240,21 +235,18 @@ def _copy(output: Any) -> Any:
     return tree_map_only(Tensor, Tensor.clone, output)
 
 
-# The projections that write to the residual stream, and passes of a model as far as some of them.
-
-
 @dataclass(frozen=True)
 class Writer:
-    """A projection that writes to the residual stream.
+    """Describe a projection that writes to the residual stream.
 
     Args:
-        name: of the projection in the model.
-        module: the projection.
-        attention: index of the attention site that it belongs to, or that comes before it.
-        site: index of its attention site; None for one of a feed-forward layer.
-        block: that it lies in; None if in none.
-        calls: how often it runs in one pass.
-        added: how often its output is added to the stream as it is.
+        name: The name of the projection in the model.
+        module: The projection.
+        attention: The index of its attention site, or of the last one before it.
+        site: The index of its attention site; None in a feed-forward layer.
+        block: The block that contains it; None if there is none.
+        calls: The number of its calls in one pass.
+        added: The number of calls whose output is added to the stream directly.
     """
 
     name: str
@@ -267,12 +259,15 @@ class Writer:
 
 
 class Passes:
-    """Passes of one of the two models over the batches, each as far as it has to go.
+    """Run the dense or the pruned model on batches, only as far as necessary.
 
     Args:
-        values: of the gates, ``[gates]``.
-        weights: in force in place of the model's own, by name; they may be added to.
-        reenters: whether a batch enters the model again behind finished blocks.
+        gates: The gates of the model.
+        values: The gate values, ``[gates]``.
+        weights: The weights by name that replace the model's own. Entries may be added later.
+        forward: A function that runs the model on a batch.
+        writers: All writers, in the order of the model.
+        reenters: Whether a batch enters the model after finished blocks.
     """
 
     def __init__(
@@ -288,33 +283,36 @@ class Passes:
         self.gates, self.values, self.weights, self.forward = gates, values, weights, forward
         self.writers, self.reenters, self.states = writers, reenters, FinishedStates()
 
-    def run(self, number: int, batch: Any, wanted: Sequence[Writer]) -> list[Written]:
-        """The calls of some writers, which lie in one block or are a single one.
+    def run(self, number: int, batch: Any, writers: Sequence[Writer]) -> list[Written]:
+        """Return the calls of a single writer or of several writers in one block.
 
         Args:
-            number: of the batch.
-            batch: to run on.
-            wanted: the writers; the weights of all before them are what they stay.
+            number: The number of the batch.
+            batch: The batch.
+            writers: The writers to record. All earlier writers already have their final weights.
         """
-        before = self.writers[: self.writers.index(wanted[0])]
-        finished = dict.fromkeys(one.block for one in before if one.block is not None and one.block != wanted[0].block)
-        beside = [one for one in self.writers if one in wanted or (one.block is not None and one.block == wanted[0].block)]
-        enough = {one.name: (one.calls, one.added) for one in wanted}
+        block = writers[0].block
+        before = self.writers[: self.writers.index(writers[0])]
+        finished = dict.fromkeys(one.block for one in before if one.block is not None and one.block != block)
+        observed = [one for one in self.writers if one in writers or (one.block is not None and one.block == block)]
+        enough = {one.name: (one.calls, one.added) for one in writers}
         with (
             self.gates.use(self.values),
             in_force(self.gates.model, self.weights),
             self.states.entered(number, list(finished) if self.reenters else []),
-            watch_writers({one.name: one.module for one in beside}, enough=enough) as calls,
+            watch_writers({one.name: one.module for one in observed}, enough=enough) as calls,
         ):
             self.forward(batch)
         return [call for call in calls if call.name in enough]
 
 
 def find_writers(gates: HeadGates, batch: Any, forward: Callable[[Any], object]) -> tuple[list[Writer], bool]:
-    """The projections that write to the residual stream, in the order of the model: those of all attention, and others whose
-    output is as wide and is added to the stream; and whether a batch can enter the model again behind finished blocks."""
+    """Return the projections that write to the residual stream, and whether a batch can enter after finished blocks.
+
+    Writers are the output projections of all attention, and others whose output is added to the stream, in model order.
+    """
     if batch is None:
-        raise GateError("there is nothing to fit to; expected at least one batch")
+        raise GateError("there are no batches to fit to; expected at least one")
     names = {id(module): name for name, module in gates.model.named_modules()}
     inside = {id(part) for site in gates.sites for part in site.module.modules()}
     sites = {names[id(site.output)]: index for index, site in enumerate(gates.sites)}
@@ -345,9 +343,11 @@ def find_writers(gates: HeadGates, batch: Any, forward: Callable[[Any], object])
 def _reenters(
     gates: HeadGates, batch: Any, forward: Callable[[Any], object], writers: Sequence[Writer], calls: Sequence[Written]
 ) -> bool:
-    """Whether all writers of a block are called in one go, and get and give the same, bit by bit, behind finished blocks as in
-    a pass from the start. Not where an attention is itself a block, as in XLM: a finished block does not call its projection,
-    which its gates take for a way round them."""
+    """Return whether all writers of a block run in one go, with equal bits after finished blocks and in a full pass.
+
+    An attention that is itself a block, as in XLM, is excluded: a finished block does not call its projection, so its gates
+    would report that they were bypassed.
+    """
     if any(_is_within_attention(one, gates) for one in writers):
         return False
     passes = Passes(gates, torch.ones_like(gates.mask), {}, forward, writers, reenters=True)
@@ -377,17 +377,17 @@ def _check(name: str, module: Projection, model: nn.Module) -> None:
     if not module.weight.is_floating_point() or module.weight.is_meta:
         raise GateError(
             f"the weights of {name!r} are {str(module.weight.dtype).removeprefix('torch.')} "
-            f"{'on no device' if module.weight.is_meta else 'numbers'}; expected floating-point weights that are loaded"
+            f"{'on no device' if module.weight.is_meta else 'numbers'}; expected loaded floating-point weights"
         )
     owners = [other for other, part in model.named_modules() if getattr(part, "weight", None) is module.weight]
     if len(owners) > 1:
-        raise GateError(f"{owners[0]!r} and {owners[1]!r} share one weight, so neither can be refitted alone; untie them first")
+        raise GateError(f"{owners[0]!r} and {owners[1]!r} share one weight, so they cannot be refitted; untie them first")
 
 
 @contextmanager
 def in_force(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
-    """Other values of some parameters for the length of a ``with`` block, without copying them."""
-    parameters = {name: model.get_parameter(name) for name in values}  # by far the dearest part, so it is done once
+    """Replace the values of some parameters temporarily, without copying them."""
+    parameters = {name: model.get_parameter(name) for name in values}  # the slowest part, so it is done once
     before = {name: parameter.data for name, parameter in parameters.items()}
     try:
         for name, value in values.items():

@@ -1,1 +1,1 @@
-"""Layer-wise relevance propagation: how much of a model's answer comes from each head."""
+"""Attribute a model's predictions to its heads by layer-wise relevance propagation."""

@@ -1,9 +1,9 @@
-"""Relevance of attention heads: how much of what a model predicts comes through each of them.
+"""Compute the relevance of attention heads for a model's predictions.
 
-A head's relevance for a prediction is the sum of its output's relevances over tokens and features, taken where its gate sits,
-in front of the output projection. It is divided by the sum over its layer of the heads' absolute values, and averaged over
-predictions. Voita et al. 2019 divide by the plain sum over the layer. The rules of their code rescale relevances, so that this
-sum does not vanish; those of AttnLRP do not.
+A head's relevance for a prediction is the sum of its output's relevances over tokens and features, at the place of its gate,
+before the output projection. It is divided by the sum of the absolute values of its layer, and averaged over predictions.
+Voita et al. 2019 divide by the plain sum over the layer. Their rules rescale relevances, so this sum does not vanish; AttnLRP
+does not rescale.
 """
 
 from __future__ import annotations
@@ -27,41 +27,36 @@ from gates.gating.head_gates import HeadGates
 from gates.relevance.rules import EPSILON, RelevanceGraph, following_rules
 from gates.scores.metric import HeadMetric
 
-# For which families relevance is claimed: those on which its conservation is tested.
-
 FAMILIES = (
     "albert", "bart", "bert", "camembert", "deberta-v2", "deit", "distilbert", "electra", "gemma", "gemma2", "gpt2", "gpt_neox",
     "llama", "marian", "mbart", "mistral", "modernbert", "mpnet", "mt5", "opt", "phi3", "qwen2", "qwen3", "roberta", "t5",
     "vit", "xlm-roberta",
 )  # fmt: skip
-"""By ``model_type`` of the config."""
+"""The values of ``model_type`` for which the conservation of relevance is tested."""
 
 
 def check_family(model: nn.Module) -> None:
-    """Whether relevance is claimed for a model."""
+    """Raise an error for a model of another family or in half precision."""
     family = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
     if family not in FAMILIES:
         raise GateError(
-            f"no relevance is claimed for models of type {family!r}: its conservation is tested on {', '.join(FAMILIES)} only; "
-            "rank heads by another score, such as his"
+            f"relevance does not support models of type {family!r}, but only {', '.join(FAMILIES)}; rank heads by another "
+            "score, such as his"
         )
     half = {parameter.dtype for parameter in model.parameters()} & {torch.float16, torch.bfloat16}
     if half:
         raise GateError(
-            f"the model has weights in {half.pop()}, in which relevance is lost to rounding; use model.float(), or rank heads "
+            f"the model has weights in {half.pop()}, which is too imprecise for relevance; use model.float(), or rank heads "
             "by another score, such as his"
         )
 
 
-# Shares of heads in the relevance of their layers, streamed over predictions.
-
-
 class Shares(NamedTuple):
-    """Mean shares of heads in the relevance of their layers.
+    """Hold mean shares of heads in the relevance of their layers.
 
     Args:
-        absolute: of absolute values, ``[heads]``; those of a layer sum to one.
-        signed: the same with the sign of each prediction's relevance, ``[heads]``.
+        absolute: The shares of absolute values, ``[heads]``, which sum to one in each layer.
+        signed: The shares with the sign of each prediction's relevance, ``[heads]``.
     """
 
     absolute: Tensor
@@ -69,11 +64,11 @@ class Shares(NamedTuple):
 
 
 class RelevanceShares(HeadMetric):
-    """Streams rows of relevance into :class:`Shares`; exact for any batching and under DDP.
+    """Stream rows of relevance into :class:`Shares`, exactly for any batching and under DDP.
 
     Args:
-        layer_index: index of the site of every head, ``[heads]``.
-        kwargs: arguments of :class:`torchmetrics.Metric`.
+        layer_index: The index of the site of every head, ``[heads]``.
+        kwargs: The arguments of :class:`torchmetrics.Metric`.
 
     >>> shares = RelevanceShares(torch.tensor([0, 0]))
     >>> shares.update(torch.tensor([[1.0, -3.0], [2.0, 0.0]]))  # two predictions
@@ -94,7 +89,7 @@ class RelevanceShares(HeadMetric):
         self.add_state("predictions", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, rows: Tensor) -> None:
-        """Add relevances ``[predictions, heads]`` as :func:`head_steps` gives them."""
+        """Add relevances ``[predictions, heads]`` from :func:`head_steps`."""
         shares = layer_shares(rows.double(), self.layer_index)
         self.absolute += shares.abs().sum(0)
         self.signed += shares.sum(0)
@@ -105,26 +100,23 @@ class RelevanceShares(HeadMetric):
 
 
 def layer_shares(rows: Tensor, layer_index: Tensor) -> Tensor:
-    """Relevances ``[predictions, heads]`` divided by their layer's sum of absolute values; a layer of zeros stays zero."""
+    """Divide relevances ``[predictions, heads]`` by their layer's sum of absolute values; a layer of zeros stays zero."""
     sums = rows.new_zeros(len(rows), int(layer_index.max()) + 1).index_add(1, layer_index, rows.abs())[:, layer_index]
     return torch.where(sums > 0, rows / sums.clamp(min=torch.finfo(rows.dtype).tiny), 0.0)
 
 
 def head_layers(sites: tuple[AttentionSite, ...]) -> Tensor:
-    """The index of each head's site, ``[heads]``."""
+    """Return the index of each head's site, ``[heads]``."""
     return torch.arange(len(sites)).repeat_interleave(torch.tensor([site.heads for site in sites]))
-
-
-# What relevance is propagated from: the logit of what a model predicts.
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """Logits that a model's predictions rest on.
+    """Hold the logits of a model's predictions.
 
     Args:
-        logits: ``[batch, steps]``, in the graph of the forward pass.
-        counted: whether each is a prediction, bool ``[batch, steps]``; steps behind the end of a text are none.
+        logits: The logits, ``[batch, steps]``, in the graph of the forward pass.
+        counted: Whether each step is a prediction, bool ``[batch, steps]``. Steps after the end of a text are not.
     """
 
     logits: Tensor
@@ -132,21 +124,24 @@ class Predictions:
 
 
 Target = Callable[[nn.Module, Mapping[str, Tensor], Any], Predictions]
-"""From a model, its inputs and its output to predictions."""
+"""A function from a model, its inputs and its output to predictions."""
 
 
 def top_logits(model: nn.Module, inputs: Mapping[str, Tensor], output: Any) -> Predictions:
-    """The largest logit of every prediction: a classifier's class, a causal decoder's next token behind the last one, and every
-    token of an encoder-decoder's text.
+    """Return the largest logit of every prediction.
+
+    Predictions are a classifier's class, a causal decoder's next token, and every token of an encoder-decoder's text.
 
     Args:
-        inputs: that it was called with; ``attention_mask`` says where texts end, and ``decoder_attention_mask`` which steps of
-            a decoder count (all by default).
+        model: The model.
+        inputs: The inputs of its call. ``attention_mask`` marks the end of texts, and ``decoder_attention_mask`` the counted
+            steps of a decoder (default: all).
+        output: The output of its call.
     """
     logits = getattr(output, "logits", None)
     if not isinstance(logits, Tensor) or logits.dim() not in (2, 3):
         raise GateError(
-            f"{type(model).__name__} gives no logits of classes or tokens; use a model with a head, or give a target function"
+            f"{type(model).__name__} returns no logits of classes or tokens; use a model with a head, or a target function"
         )
     if logits.dim() == 2:
         return Predictions(logits.amax(-1, keepdim=True), torch.ones_like(logits[:, :1], dtype=torch.bool))
@@ -156,7 +151,7 @@ def top_logits(model: nn.Module, inputs: Mapping[str, Tensor], output: Any) -> P
         return Predictions(logits.amax(-1), counted.bool())
     if not (isinstance(model, PreTrainedModel) and model.can_generate()):
         raise GateError(
-            f"{type(model).__name__} predicts tokens in the middle of texts, so that it has no one prediction; give a target "
+            f"{type(model).__name__} predicts tokens in the middle of texts, so it has no single prediction; give a target "
             "function"
         )
     mask = inputs.get("attention_mask", torch.ones(logits.shape[:2], device=logits.device))
@@ -166,24 +161,24 @@ def top_logits(model: nn.Module, inputs: Mapping[str, Tensor], output: Any) -> P
 
 
 def writes(model: PreTrainedModel) -> bool:
-    """Whether a model is an encoder-decoder that writes a text, so that there is a prediction for every token."""
+    """Return whether a model is an encoder-decoder that writes a text, and so predicts every token."""
     return bool(model.config.is_encoder_decoder) and model.can_generate()
 
 
 @torch.no_grad()
 def with_written_text(model: PreTrainedModel, inputs: Mapping[str, Tensor], *, max_new_tokens: int) -> dict[str, Tensor]:
-    """An encoder-decoder's inputs with the text that it writes for them by greedy search."""
+    """Return an encoder-decoder's inputs with the text that it generates for them by greedy search."""
     ids = model.generate(**inputs, do_sample=False, num_beams=1, max_new_tokens=max_new_tokens)  # type: ignore[operator]
     return with_text(model, inputs, ids)
 
 
 def with_text(model: PreTrainedModel, inputs: Mapping[str, Tensor], ids: Tensor) -> dict[str, Tensor]:
-    """An encoder-decoder's inputs with a text, so that the decoder predicts all its tokens at once, each from those before it.
+    """Return an encoder-decoder's inputs with a text, whose tokens the decoder predicts all at once.
 
     Args:
-        model: whose generation config says which token ends a text.
-        ids: of the text, ``[batch, 1 + tokens]``, beginning with the decoder's start token. What comes behind the first end is
-            padding.
+        model: The model. Its generation config has the end tokens.
+        inputs: The inputs of the encoder.
+        ids: The text, ``[batch, 1 + tokens]``, from the decoder's start token on. Tokens after the first end are padding.
     """
     config = model.generation_config
     ends = torch.tensor([] if config is None or config.eos_token_id is None else config.eos_token_id, device=ids.device)
@@ -192,21 +187,15 @@ def with_text(model: PreTrainedModel, inputs: Mapping[str, Tensor], ids: Tensor)
     return {**inputs, "decoder_input_ids": ids[:, :-1], "decoder_attention_mask": counted.long()}
 
 
-# Relevance, or activation times gradient, of the heads' outputs for each prediction of a batch.
-
-CONSERVED = 1e-3
-"""How far, relative to all relevances together, their sum may be from the logit before the result is refused."""
-
-
 @dataclass(frozen=True)
 class Step:
-    """One backward pass from one prediction of each example that has one.
+    """Hold the result of one backward pass from one prediction of each example that has one.
 
     Args:
-        rows: relevance of every head, ``[predictions, heads]``, float64, in site order.
-        logit: sum of the predictions' logits.
-        inputs: relevance that arrived at the embeddings, or at an image's pixels; 0 without rules.
-        absorbed: what the rules kept, by :data:`gates.relevance.rules.ABSORBERS`; empty without rules.
+        rows: The relevance of every head, ``[predictions, heads]``, float64, in site order.
+        logit: The sum of the predictions' logits.
+        inputs: The relevance that arrived at the embeddings, or at an image's pixels; 0 without rules.
+        absorbed: The relevance that the rules absorbed, by :data:`gates.relevance.rules.ABSORBERS`. Empty without rules.
     """
 
     rows: Tensor
@@ -216,7 +205,7 @@ class Step:
 
     @property
     def error(self) -> float:
-        """What is missing between the logit and all that was handed on or kept."""
+        """Return the difference between the logit and all propagated or absorbed relevance."""
         return abs(self.inputs + sum(self.absorbed.values()) - self.logit)
 
 
@@ -228,11 +217,14 @@ def head_steps(
     target: Target = top_logits,
     epsilon: float | None = EPSILON,
 ) -> Iterator[Step]:
-    """One forward pass, and one backward pass for every step of its predictions.
+    """Run one forward pass, and yield the result of one backward pass for every step of its predictions.
 
     Args:
-        inputs: of the model by name, with the text where it is an encoder-decoder that writes.
-        epsilon: of the epsilon rule; None for plain gradients, without rules.
+        model: The model.
+        sites: The attention modules of the model.
+        inputs: The inputs by name, with the text for an encoder-decoder that writes.
+        target: The function that selects the predictions.
+        epsilon: The epsilon of the rules; None for plain gradients without rules.
     """
     if epsilon is not None:
         check_family(model)
@@ -271,7 +263,6 @@ def _back(
     *,
     keep: bool,
 ) -> Step:
-    """The backward pass of one step."""
     counted = found.counted[:, step]
     logit = found.logits[counted, step].sum()
     heads = [tensor for _, tensor in outputs]
@@ -293,16 +284,16 @@ def _back(
     )
     if graph is not None:
         size = abs(result.logit) + sum(float(part.abs().sum()) for part in arrived) + sum(map(abs, kept.values()))
-        if not result.error <= CONSERVED * size:
+        if not result.error <= 1e-3 * size:
             raise GateError(
-                f"relevance is not conserved in {type(model).__name__}: the logits are {result.logit:.4g}, and "
-                f"{result.inputs + sum(kept.values()):.4g} of them was found again; rank heads by another score, such as his"
+                f"relevance is not conserved in {type(model).__name__}: the logits are {result.logit:.4g}, but relevance sums "
+                f"to {result.inputs + sum(kept.values()):.4g}; rank heads by another score, such as his"
             )
     return result
 
 
 def _leaf(name: str, tensor: Tensor) -> Tensor:
-    """Pixels and other numbers that relevance is to arrive at; masks and tokens stay as they are."""
+    """Return floating-point inputs, such as pixels, as leaves that require gradients; masks and tokens are unchanged."""
     is_input = tensor.is_floating_point() and not name.endswith("mask")
     return tensor.detach().clone().requires_grad_() if is_input else tensor
 
@@ -315,25 +306,27 @@ def _check(model: nn.Module, sites: tuple[AttentionSite, ...], outputs: list[tup
     ran = {site for site, _ in outputs}
     missing = next((site.name for index, site in enumerate(sites) if index not in ran), None)
     if missing is not None:
-        raise GateError(f"the prediction does not run through the attention at {missing!r}, so its heads have no relevance")
+        raise GateError(
+            f"the prediction does not use the attention at {missing!r}, so its heads have no relevance; use another model"
+        )
     if found.logits.shape != found.counted.shape or found.logits.dim() != 2 or not found.logits.requires_grad:
         raise GateError(
-            f"the target gives logits {list(found.logits.shape)} and counts {list(found.counted.shape)}; expected both as "
-            "[batch, steps], the logits with a gradient"
+            f"the target returns logits {list(found.logits.shape)} and counts {list(found.counted.shape)}; expected both as "
+            "[batch, steps], and logits that require gradients"
         )
     if not bool(found.logits[found.counted].isfinite().all()):
-        raise GateError("a predicted logit is not finite, so no head has a relevance; look for infinite weights or inputs")
+        raise GateError("a predicted logit is not finite; look for infinite weights or inputs")
     examples = len(found.logits)
     for site, tensor in outputs:
         if len(tensor) != examples:
             raise GateError(
-                f"the attention at {sites[site].name!r} of {type(model).__name__} does not keep examples on the first axis, so "
-                "no head has a relevance for each prediction; rank heads by another score, such as his"
+                f"the attention at {sites[site].name!r} of {type(model).__name__} does not keep examples on the first axis; "
+                "rank heads by another score, such as his"
             )
 
 
 class Gated(Protocol):
-    """A model with its gates, such as :class:`gates.model.GatedModel`."""
+    """Describe a model with gates, such as :class:`gates.model.GatedModel`."""
 
     gates: HeadGates
 
@@ -347,23 +340,22 @@ def head_relevance(
     epsilon: float = EPSILON,
     max_new_tokens: int = 64,
 ) -> Tensor:
-    """Relevance of every head for what a model predicts, by layer-wise relevance propagation.
+    """Return the relevance of every head for a model's predictions, by layer-wise relevance propagation.
 
     Args:
-        model: Transformers model of one of :data:`gates.relevance.heads.FAMILIES`, or one with gates, which have the values
-            of their evaluation mode.
-        batches: the model's inputs by name; labels are left out. An encoder-decoder writes its own text, unless
+        model: A Transformers model of one of :data:`gates.relevance.heads.FAMILIES`, or a model with gates in evaluation mode.
+        batches: The model's inputs by name; labels are ignored. An encoder-decoder generates its own text, unless
             ``decoder_input_ids`` are given.
-        target: what is predicted; by default the largest logit of each prediction.
-        signed: whether a head that speaks against the prediction has a negative share.
-        epsilon: of the epsilon rule.
-        max_new_tokens: longest text that an encoder-decoder writes.
+        target: The function that selects the predictions. Default: the largest logit of each prediction.
+        signed: Whether a head that lowers the logit has a negative share.
+        epsilon: The epsilon of the rules.
+        max_new_tokens: The length limit of the text that an encoder-decoder generates.
 
     Returns:
-        Mean share of each head in its layer, ``[heads]``, float64, in site order.
+        The mean share of each head in its layer, ``[heads]``, float64, in site order.
 
     Raises:
-        GateError: for another family, half precision, a model without predictions, or relevance that is not conserved.
+        GateError: For another family, half precision, a model without predictions, or relevance that is not conserved.
 
     >>> import torch
     >>> from transformers import BertConfig, BertForSequenceClassification
@@ -383,10 +375,10 @@ def gradient_times_input(
     signed: bool = False,
     max_new_tokens: int = 64,
 ) -> Tensor:
-    """The same from plain gradients: each head's output times the gradient of the logit by it, for models of any family.
+    """Return shares from plain gradients, for models of any family: each head's output times the gradient of the logit.
 
     Args:
-        model, batches, target, signed, max_new_tokens: see :func:`head_relevance`.
+        model, batches, target, signed, max_new_tokens: The arguments of :func:`head_relevance`.
 
     >>> import torch
     >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -415,13 +407,13 @@ def _shares(
         for step in head_steps(network, sites, inputs, target=target, epsilon=epsilon):
             shares.update(step.rows)
     if shares.predictions == 0:
-        raise GateError("there are no predictions to propagate relevance from; give at least one batch with an example")
+        raise GateError("there are no predictions; give at least one batch with an example")
     found = shares.compute()
     return found.signed if signed else found.absolute
 
 
 def _network(model: PreTrainedModel | HeadGates | Gated) -> tuple[PreTrainedModel, tuple[AttentionSite, ...]]:
-    """A model without what is around it, and its attention sites."""
+    """Return the Transformers model and its attention sites."""
     gates = model if isinstance(model, HeadGates) else getattr(model, "gates", None)
     if isinstance(gates, HeadGates):
         return gates.model, gates.sites  # type: ignore[return-value]

@@ -1,12 +1,12 @@
-"""The rules of AttnLRP (Achtibat et al. 2024), as changes of gradients.
+"""Implement the rules of AttnLRP (Achtibat et al. 2024) as changes of gradients.
 
-Layer-wise relevance propagation hands the relevance of an output to what it was computed from. With the relevance R of every
-activation a written as ``R = a * g``, a rule is a rule for g. For most operations it is the gradient itself; where it is not, a
-hook on the operation's output changes the gradient on its way back. So after one backward pass, activation times gradient is
-relevance, everywhere in the graph.
+Layer-wise relevance propagation distributes the relevance of an output to the inputs of its operation. With the relevance R of
+every activation a written as ``R = a * g``, a rule is a rule for g. For most operations g is the gradient. For the others, a
+hook on the operation's output changes the gradient. So after one backward pass, activation times gradient is relevance
+everywhere in the graph.
 
-What a rule does not hand on stays in a ledger, each part computed by a formula of its own. So nothing is lost: what arrives of
-a logit's relevance at the inputs, plus the ledger, is the logit.
+Relevance that a rule does not propagate is added to a ledger, each part by its own formula. So the relevance at the inputs plus
+the ledger equals the logit.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from gates.attention.sites import AttentionSite
 from gates.errors import GateError
 
 EPSILON = 1e-6
-"""Of the epsilon rule: what keeps a relevance finite where an output is near 0."""
+"""The default of the epsilon rule, which keeps relevance finite where an output is near 0."""
 BIAS, SOFTMAX, SMALL = "bias", "softmax", "epsilon"
 ABSORBERS = (BIAS, SOFTMAX, SMALL)
-"""What keeps relevance: constants that are added, the constant term of the softmax's expansion, and epsilon."""
+"""The parts that absorb relevance: added constants, the constant term of the softmax's expansion, and epsilon."""
 
 
 class Rules:
-    """One rule for each kind of operation; every method takes an operation's output and returns it for the model to go on with.
+    """Apply one rule for each kind of operation. Every method returns the operation's output for the model.
 
     Args:
-        epsilon: of the epsilon rule, above 0.
+        epsilon: The epsilon of the epsilon rule. Must be above 0.
 
     Attributes:
-        absorbed: what was not handed on in backward passes since it was last cleared, a scalar for each of :data:`ABSORBERS`,
-            float64.
+        absorbed: The relevance absorbed in backward passes since the last ``clear``, a float64 scalar for each of
+            :data:`ABSORBERS`.
     """
 
     def __init__(self, epsilon: float = EPSILON) -> None:
@@ -52,15 +52,16 @@ class Rules:
         self.absorbed: dict[str, Tensor] = {}
 
     def clear(self) -> None:
-        """Forget what earlier backward passes left."""
+        """Reset the absorbed relevance."""
         self.absorbed.clear()
 
     def linear(self, output: Tensor, constant: Tensor | None = None, *, factors: int = 1) -> Tensor:
-        """The epsilon rule for ``y = x W + b``: x gets ``x * W (R / (y + epsilon sign y))``, and b keeps its part.
+        """Apply the epsilon rule for ``y = x W + b``: x gets ``x * W (R / (y + epsilon sign y))``, and b absorbs its part.
 
         Args:
-            constant: b, broadcastable to y; None where there is none.
-            factors: 2 for a product of two matrices that both depend on the input, each of which gets half (the uniform rule).
+            output: The output y.
+            constant: The constant b, broadcastable to y; None for none.
+            factors: The number of matrices in the product that depend on the input. Each of two gets half (the uniform rule).
         """
         value = unchanged(output)
 
@@ -74,21 +75,24 @@ class Rules:
         return self.affine(output, constant)
 
     def affine(self, output: Tensor, constant: Tensor | float | None) -> Tensor:
-        """The rule for what is linear and needs no epsilon: sums, concatenations, sums with constants, which keep their part.
-        The constant is what the operation gives where all that depends on the input is 0; None for 0."""
+        """Apply the rule for linear operations without epsilon: sums, concatenations, and sums with constants.
+
+        The constant, which absorbs its part, is the operation's result for inputs of 0; None for 0.
+        """
         if constant is not None:
             kept = constant.detach() if isinstance(constant, Tensor) else torch.tensor(constant, device=output.device)
             output.register_hook(lambda gradient: self._absorb(BIAS, product(kept, gradient)))
         return output
 
     def product(self, output: Tensor) -> Tensor:
-        """The uniform rule for an elementwise product of two activations: each factor gets half."""
+        """Apply the uniform rule for an elementwise product of two activations: each factor gets half."""
         output.register_hook(lambda gradient: gradient / 2)
         return output
 
     def softmax(self, inputs: Tensor, output: Tensor, dim: int) -> Tensor:
-        """The Taylor expansion of a softmax s at its inputs x: ``R_i = x_i (R'_i - s_i sum_j R'_j)``, which is activation times
-        gradient; the expansion's constant term keeps the rest.
+        """Apply the Taylor expansion of a softmax s at its inputs x: ``R_i = x_i (R'_i - s_i sum_j R'_j)``.
+
+        This is activation times gradient. The expansion's constant term absorbs the rest.
         """
         given, value = unchanged(inputs), unchanged(output)
 
@@ -102,19 +106,19 @@ class Rules:
         return output
 
     def activation(self, inputs: Tensor, output: Tensor) -> Tensor:
-        """The identity rule for an elementwise function: the input gets all of the output's relevance, by ``y / x``."""
+        """Apply the identity rule for an elementwise function: the input gets the output's relevance, by ``y / x``."""
         result: Tensor = _Identity.apply(inputs, output.detach(), self)
         return result
 
     def layer_norm(self, inputs: Tensor, size: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-        """The identity rule for a layer norm over the last ``size`` axes: its standard deviation is a constant."""
+        """Apply the identity rule for a layer norm over the last ``size`` axes: its standard deviation is a constant."""
         axes = list(range(-size, 0))
         centred = inputs - inputs.mean(axes, keepdim=True)
         output = centred / (centred.detach().square().mean(axes, keepdim=True) + eps).sqrt()
         return self._scaled(output, weight, bias)
 
     def rms_norm(self, inputs: Tensor, size: int, weight: Tensor | None, eps: float) -> Tensor:
-        """The same for a norm by the root mean square."""
+        """Apply the identity rule for a norm by the root mean square."""
         square = inputs.detach().square().mean(list(range(-size, 0)), keepdim=True)
         return self._scaled(inputs * (square + eps).rsqrt(), weight, None)
 
@@ -128,7 +132,7 @@ class Rules:
 
 
 class _Identity(torch.autograd.Function):
-    """An elementwise function's value, with the gradient ``y / (x + epsilon sign x)``."""
+    """Return an elementwise function's value, with the gradient ``y / (x + epsilon sign x)``."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, output: Tensor, rules: Rules) -> Tensor:
@@ -145,32 +149,30 @@ class _Identity(torch.autograd.Function):
 
 
 def stabilised(values: Tensor, epsilon: float) -> Tensor:
-    """Values pushed away from 0 by epsilon; 0 counts as positive."""
+    """Move values away from 0 by epsilon; 0 counts as positive."""
     return values + torch.where(values < 0, -epsilon, epsilon)
 
 
 def product(values: Tensor, gradients: Tensor) -> Tensor:
-    """``values * gradients``, and 0 where a gradient is 0, such as at masked scores of minus infinity."""
+    """Return ``values * gradients``, and 0 where a gradient is 0, such as at masked scores of minus infinity."""
     return torch.where(gradients == 0, 0.0, values * gradients)
 
 
 def unchanged(tensor: Tensor) -> Callable[[], Tensor]:
-    """A function that returns a tensor's values, outside of any graph."""
+    """Return a function that returns a tensor's detached values, and raises an error if they were overwritten."""
     values, version = tensor.detach(), tensor._version
 
     def read() -> Tensor:
         if values._version != version:
-            raise GateError("an activation was overwritten after its use, so its relevance is lost; use another model")
+            raise GateError("an activation was overwritten after its use, so relevance is unknown; use another model")
         return values
 
     return read
 
 
-# Which rule each operation of PyTorch follows, and the graph of a model that follows them.
-#
-# Operations are told apart by name while the model runs, so that rotary positions, residual streams, masks and gated
-# feed-forward layers need no table of classes. Activation modules are taken as a whole, by the files that they are from. An
-# operation without a rule is an error when relevance reaches it.
+# Operations get their rules by name while the model runs, so rotary positions, residual streams, masks and gated feed-forward
+# layers need no table of classes. Activation modules follow one rule as a whole, by the files of their classes. An operation
+# without a rule is an error if relevance reaches it.
 
 RESHAPED = {
     "__get__", "__getitem__", "broadcast_to", "chunk", "clone", "contiguous", "diagonal", "expand", "expand_as", "flatten",
@@ -178,11 +180,11 @@ RESHAPED = {
     "select", "split", "squeeze", "swapaxes", "t", "take_along_dim", "tensor_split", "tile", "transpose", "unbind",
     "unflatten", "unfold", "unsqueeze", "view", "view_as",
 }  # fmt: skip
-"""Their inputs in another order or shape."""
+"""Operations that change the order or the shape of their inputs."""
 CAST = {"double", "dropout", "float", "to", "type", "type_as"}
 SUMMED = {"adaptive_avg_pool1d", "adaptive_avg_pool2d", "cumsum", "mean", "neg", "__neg__", "negative", "sum"}
 GRADIENT = RESHAPED | CAST | SUMMED
-"""Linear without a constant: the gradient is the rule."""
+"""Linear operations without a constant, whose rule is the gradient."""
 AFFINE = {
     "__add__", "__iadd__", "__isub__", "__radd__", "__rsub__", "__sub__", "add", "add_", "cat", "concat", "masked_fill", "pad",
     "rsub", "stack", "sub", "sub_", "subtract", "where",
@@ -207,21 +209,21 @@ ACTIVATIONS = {
     "tanh",
 }
 STATISTICS = {"rsqrt", "sqrt"}
-"""Of norms that are written out: constants, as in the rule for norms."""
+"""Parts of norms in plain code. They are constants, as in the rule for norms."""
 ELEMENTWISE_FILES = ("transformers.activations", "torch.nn.modules.activation")
 NO_ELEMENTS = (nn.MultiheadAttention, nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.Softmax2d, nn.GLU)
-"""Modules in these files that are not elementwise functions."""
+"""Modules in these files that are not elementwise."""
 
 
 class RelevanceGraph(TorchFunctionMode):
-    """While it is active, operations make a graph in which activation times gradient is relevance.
+    """Build a graph in which activation times gradient is relevance.
 
-    Embeddings that are looked up are its inputs, but for tables with one number for each head: T5's position biases, which
-    count as constants. Pixels and other numbers that the model is given are inputs where they require gradients.
+    Its inputs are embeddings and floating-point inputs that require gradients, such as pixels. Tables with one number per
+    head, such as T5's position biases, count as constants.
 
     Attributes:
-        rules: with what they absorbed.
-        inputs: embeddings that were looked up.
+        rules: The rules, with the absorbed relevance.
+        inputs: The embeddings.
     """
 
     def __init__(self, heads: Collection[int] = (), epsilon: float = EPSILON) -> None:
@@ -245,11 +247,11 @@ class RelevanceGraph(TorchFunctionMode):
         return self._by_rule(name, func, args, kwargs)
 
     def before_activation(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Hook in front of an activation module: its own operations follow no rule."""
+        """Start an activation module, whose inner operations follow no rule."""
         self._elementwise.append(args[0])
 
     def after_activation(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        """Hook behind it: the module follows the identity rule as a whole."""
+        """Apply the identity rule to an activation module as a whole."""
         inputs = self._elementwise.pop()
         return self.rules.activation(inputs, output) if inputs.requires_grad and torch.is_grad_enabled() else output
 
@@ -258,7 +260,7 @@ class RelevanceGraph(TorchFunctionMode):
             return found
         leaf = found.detach().requires_grad_()
         self.inputs.append(leaf)
-        return leaf.view_as(leaf)  # a model may write into what it looked up
+        return leaf.view_as(leaf)  # a model may write into its embeddings
 
     def _by_rule(self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         rules, variables = self.rules, _variables(args, kwargs)
@@ -297,8 +299,8 @@ class RelevanceGraph(TorchFunctionMode):
 
 @contextmanager
 def following_rules(model: nn.Module, sites: Sequence[AttentionSite], *, epsilon: float = EPSILON) -> Iterator[RelevanceGraph]:
-    """Run a model with relevance for gradients inside the block: in evaluation mode, uncompiled, with eager attention and with
-    parameters that require no gradients. A backward pass raises where relevance reaches an operation that has no rule."""
+    """Run a model with relevance as gradients: in evaluation mode, uncompiled, with eager attention and frozen parameters. A
+    backward pass raises an error where relevance reaches an operation without a rule."""
     graph = RelevanceGraph({site.heads for site in sites}, epsilon)
     with ExitStack() as stack:
         stack.enter_context(observing(model, sites))
@@ -314,13 +316,13 @@ def following_rules(model: nn.Module, sites: Sequence[AttentionSite], *, epsilon
 
 
 def _variables(args: Any, kwargs: Any) -> list[Tensor]:
-    """Tensors among arguments that depend on the inputs."""
+    """Return the tensors among arguments that depend on the inputs."""
     return [part for part in tree_flatten((args, kwargs))[0] if isinstance(part, Tensor) and part.requires_grad]
 
 
 def _at_zero(name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Tensor | None:
-    """What an affine operation gives where all that depends on the inputs is 0; None if nothing else goes into it."""
-    numbers = () if name in JOINED else (int, float)  # of those, numbers say along which axis
+    """Return an affine operation's result for inputs of 0; None if it has no constants."""
+    numbers = () if name in JOINED else (int, float)  # a number in these is an axis
 
     def is_constant(part: Any) -> bool:
         return isinstance(part, numbers) or (isinstance(part, Tensor) and part.is_floating_point() and not part.requires_grad)
@@ -334,13 +336,11 @@ def _at_zero(name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Ten
 
 
 def _without_rule(name: str, output: Any) -> Any:
-    """An operation's output that is fine as long as no relevance reaches it."""
+    """Make an operation's output raise an error if relevance reaches it."""
 
     def refuse(gradient: Tensor) -> None:
         if bool((gradient != 0).any()):
-            raise GateError(
-                f"relevance reaches the operation {name!r}, for which there is no rule; use a model of another family"
-            )
+            raise GateError(f"relevance reaches the operation {name!r}, which has no rule; use a model of another family")
 
     for part in tree_flatten(output)[0]:
         if isinstance(part, Tensor) and part.requires_grad:

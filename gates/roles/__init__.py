@@ -1,1 +1,1 @@
-"""What each attention head does: how often its largest weight falls where a role says, against baselines."""
+"""Find the role of each attention head: the share of its largest weights in the place of a role, against baselines."""

@@ -1,5 +1,5 @@
-"""Syntactic heads: the largest weight falls on a word's head or dependent in a gold tree (Voita et al. 2019, section 5.2;
-Clark et al. 2019, section 4.2)."""
+"""Count for each role how often a head's largest weight is in the place of the role: positions, syntax, coreference, copies,
+rare tokens and sinks (Voita et al. 2019; Clark et al. 2019; Olsson et al. 2022)."""
 
 from __future__ import annotations
 
@@ -23,17 +23,23 @@ from gates.roles.shares import (
     word_attention,
 )
 
-# Positional heads: the largest weight falls on one relative position (Voita et al. 2019, section 5.1).
+# Positional heads: the largest weight is on one relative position (Voita et al. 2019, section 5.1).
 
 REACH = 10
-"""Relative positions that are told apart, in tokens."""
+"""The largest relative position, in tokens."""
 
 
 @torch.no_grad()
 def positional_counts(weights: Tensor, view: View, offsets: Tensor) -> Counts:
-    """Count how often the largest of the weights ``[batch, heads, query, key]``, special tokens included, is at each of the
-    offsets ``[columns]``; queries that see one key do not count. The one baseline has its largest weight on any visible key
-    alike."""
+    """Count how often the largest weight, including special tokens, is at each offset.
+
+    Queries that see a single key do not count. The baseline has its largest weight on a uniformly drawn visible key.
+
+    Args:
+        weights: The attention weights, ``[batch, heads, query, key]``.
+        view: The tokens of the batch.
+        offsets: The offsets, ``[columns]``.
+    """
     visible = view.visible
     counted = view.queries & (visible.sum(-1) > 1)
     place = torch.arange(weights.shape[2], device=weights.device)
@@ -45,7 +51,7 @@ def positional_counts(weights: Tensor, view: View, offsets: Tensor) -> Counts:
 
 
 class PositionalShares(SentenceShares):
-    """:func:`positional_counts` over the data; a column for each of ``offsets``."""
+    """Accumulate :func:`positional_counts` over the data, with a column for each of ``offsets``."""
 
     def __init__(self, sites: tuple[AttentionSite, ...], **kwargs: Any) -> None:
         self.offsets = offsets_within(REACH)
@@ -60,17 +66,20 @@ class PositionalShares(SentenceShares):
         self.update(site, positional_counts(weights, view, self.offsets), view.weights)
 
 
+# Syntactic heads: the largest weight is on a word's head or dependent in a gold tree (Voita et al. 2019, section 5.2; Clark et
+# al. 2019, section 4.2).
+
 DIRECTIONS = ("dependent to head", "head to dependent")
 
 
 @dataclass(frozen=True)
 class Trees:
-    """Gold trees of a batch.
+    """Hold the gold trees of a batch.
 
     Args:
-        words: the word that each token is a piece of, ``[batch, token]``; -1 for none.
-        heads: each word's head, ``[batch, words]``; -1 for none.
-        relations: the number of its relation, ``[batch, words]``; -1 for one that does not count.
+        words: The word of each token, ``[batch, token]``; -1 for none.
+        heads: The head of each word, ``[batch, words]``; -1 for none.
+        relations: The number of each word's relation, ``[batch, words]``; -1 for one that does not count.
     """
 
     words: Tensor
@@ -80,10 +89,10 @@ class Trees:
 
 @torch.no_grad()
 def arc_counts(weights: Tensor, trees: Trees, causal: bool, relations: int, offsets: Tensor) -> Counts:
-    """Count how often a word's largest weight, special tokens and the word itself left out, is on its head, by its relation
-    (the first ``relations`` columns), and on one of its dependents of a relation (the others).
+    """Count how often a word's largest weight is on its head or on a dependent, by relation.
 
-    The weights are ``[batch, heads, token, token]``. Arcs whose end is not seen do not count. Baselines are the words at fixed
+    Special tokens and the word itself are excluded. The first ``relations`` columns are for heads, the others for dependents.
+    The weights are ``[batch, heads, token, token]``. Arcs with an invisible end do not count. Baselines are the words at fixed
     ``offsets``.
     """
     size = trees.heads.shape[1]
@@ -99,11 +108,12 @@ def arc_counts(weights: Tensor, trees: Trees, causal: bool, relations: int, offs
 
 
 def _hits(chosen: Tensor, trees: Trees, labels: Tensor) -> Tensor:
-    """Arcs among the chosen words ``[batch, rows, words]``, in both directions, ``[batch, rows, 2 * relations]``.
+    """Count the arcs among the chosen words in both directions, ``[batch, rows, 2 * relations]``.
 
     Args:
-        chosen: the word that each word chooses; -1 for none.
-        labels: one-hot relations of the words, ``[batch, words, relations]``; zeros where none counts.
+        chosen: The word that each word chooses, ``[batch, rows, words]``; -1 for none.
+        trees: The gold trees.
+        labels: The one-hot relations of the words, ``[batch, words, relations]``; zeros where none counts.
     """
     rows, seen = chosen.shape[1], chosen >= 0
     up = seen & (chosen == trees.heads.unsqueeze(1))
@@ -116,8 +126,8 @@ def _hits(chosen: Tensor, trees: Trees, labels: Tensor) -> Tensor:
 
 
 class SyntacticShares(SentenceShares):
-    """:func:`arc_counts` over the data; a column for each relation and direction. Heads are compared with the words at offsets
-    of up to ``reach``."""
+    """Accumulate :func:`arc_counts` over the data, with a column for each relation and direction. Baselines are the words at
+    offsets of up to ``reach``."""
 
     def __init__(
         self, sites: tuple[AttentionSite, ...], relations: Sequence[str], *, reach: int = REACH, **kwargs: Any
@@ -139,22 +149,22 @@ class SyntacticShares(SentenceShares):
         self.update(site, arc_counts(weights, trees, view.causal, len(self.relations), self.offsets), view.weights)
 
 
-# Coreference heads: a pronoun's largest weight falls on its antecedent (Clark et al. 2019, section 4.3).
+# Coreference heads: a pronoun's largest weight is on its antecedent (Clark et al. 2019, section 4.3).
 
 COREFERENCE_REACH = 30
 NEAREST = 0
-"""The first baseline; the others are fixed offsets."""
+"""The number of the first baseline. The others are fixed offsets."""
 
 
 @dataclass(frozen=True)
 class Mentions:
-    """A pronoun in every example, and the words it may stand for.
+    """Hold a pronoun in every example, and its candidates.
 
     Args:
-        words: the word that each token is a piece of, ``[batch, token]``; -1 for none.
-        pronouns: ``[batch, words]``, a single one in each example.
-        antecedents: words of the mention it stands for, ``[batch, words]``.
-        others: words of the other candidate, ``[batch, words]``; none where there is none.
+        words: The word of each token, ``[batch, token]``; -1 for none.
+        pronouns: The pronoun, ``[batch, words]``, exactly one in each example.
+        antecedents: The words of its antecedent, ``[batch, words]``.
+        others: The words of the other candidate, ``[batch, words]``, if there is one.
     """
 
     words: Tensor
@@ -165,20 +175,23 @@ class Mentions:
 
 @torch.no_grad()
 def mention_counts(weights: Tensor, mentions: Mentions, causal: bool, offsets: Tensor) -> Counts:
-    """How often a pronoun's largest weight, special tokens and the pronoun left out, is on the antecedent, on the other
-    candidate, and how often the antecedent's best word has more than the other candidate's.
+    """Count how often a pronoun's largest weight is on the antecedent or on the other candidate, and which it prefers.
 
-    An example counts where the antecedent is seen, and in the last two columns where the other candidate is seen too.
-    Baselines: the candidate that is nearer to the pronoun, for the choice; the words at fixed ``offsets``, for the first two.
+    Special tokens and the pronoun are excluded. The last column counts how often the antecedent's best word has more weight
+    than the other candidate's. An example counts if the antecedent is visible, and in the last two columns if the other
+    candidate is too. The baseline of the preference is the nearer candidate; those of the first two columns are the words at
+    fixed ``offsets``.
 
     Args:
-        weights: of attention between tokens, ``[batch, heads, token, token]``.
-        causal: whether later tokens are not seen.
+        weights: The attention weights, ``[batch, heads, token, token]``.
+        mentions: The pronouns and candidates.
+        causal: Whether later tokens are invisible.
+        offsets: The offsets of the baselines.
     """
     size = mentions.pronouns.shape[1]
     place = mentions.pronouns.long().argmax(-1)
     batch = torch.arange(len(place), device=place.device)
-    among = other_words(mentions.words, size, causal)[batch, place].unsqueeze(1)  # [batch, 1, words]: of the pronoun alone
+    among = other_words(mentions.words, size, causal)[batch, place].unsqueeze(1)  # [batch, 1, words]: the pronoun's row
     attention = word_attention(weights, mentions.words, size)[batch, :, place].unsqueeze(2)
     right, wrong = (part.unsqueeze(1) & among for part in (mentions.antecedents, mentions.others))
     counted = right.any(-1) & mentions.pronouns.any(-1, keepdim=True)
@@ -201,7 +214,7 @@ def mention_counts(weights: Tensor, mentions: Mentions, causal: bool, offsets: T
 
 
 class CoreferenceShares(SentenceShares):
-    """:func:`mention_counts` over the data."""
+    """Accumulate :func:`mention_counts` over the data."""
 
     names = ["antecedent", "other candidate", "choice"]
 
@@ -218,17 +231,17 @@ class CoreferenceShares(SentenceShares):
         self.update(site, mention_counts(weights, mentions, view.causal, self.offsets), view.weights)
 
 
-# Induction and duplicate-token heads (Olsson et al. 2022; Wang et al. 2022): in a random sequence that is said twice, the
-# largest weight falls on the token behind the earlier copy, or on that copy.
+# Induction and duplicate-token heads (Olsson et al. 2022; Wang et al. 2022): in a repeated random sequence, the largest weight
+# is on the token after the earlier copy, or on that copy.
 
 LENGTHS = (8, 32)
-"""Tokens of a sequence before it is said again, from and up to: they vary, so that no fixed offset finds the copy."""
+"""The minimum and maximum length of a sequence. Lengths vary, so no fixed offset finds the copy."""
 
 
 def repeated_sequences(
     tokens: Sequence[int], rows: int, *, start: int | None = None, longest: int = LENGTHS[1], seed: int = 0
 ) -> list[list[int]]:
-    """Return random sequences of distinct tokens, each said twice, behind the token ``start``, if there is one."""
+    """Return random sequences of distinct tokens, each repeated once, after the token ``start`` if there is one."""
     generator = torch.Generator().manual_seed(seed)
     pool = torch.tensor(list(tokens))
     longest = max(2, min(LENGTHS[1], longest, len(pool)))
@@ -241,7 +254,7 @@ def repeated_sequences(
 
 
 def earlier_copies(ids: Tensor, text: Tensor) -> Tensor:
-    """Return where the same token of ids ``[batch, token]`` stood last before; -1 where it did not, and for tokens that are no
+    """Return the last earlier position of the same token in ids ``[batch, token]``; -1 for none, and for tokens that are not
     text."""
     same = (ids.unsqueeze(1) == ids.unsqueeze(2)) & text.unsqueeze(1) & text.unsqueeze(2)
     before = same & torch.ones_like(same).tril(-1)
@@ -251,9 +264,11 @@ def earlier_copies(ids: Tensor, text: Tensor) -> Tensor:
 
 @torch.no_grad()
 def copy_counts(weights: Tensor, view: View, earlier: Tensor, offsets: Tensor) -> Counts:
-    """Count how often the largest of the weights ``[batch, heads, token, token]``, without special tokens, is on the token
-    behind the earlier copy, and on the copy (``earlier``; -1 for none). Baselines: any token alike, then the token at each of
-    ``offsets``."""
+    """Count how often the largest weight, without special tokens, is on the token after the earlier copy, and on the copy.
+
+    The weights are ``[batch, heads, token, token]``, and ``earlier`` has the copies, -1 for none. Baselines are a uniformly
+    drawn token, then the token at each of ``offsets``.
+    """
     among = view.visible & view.text.unsqueeze(1)
     counted = view.queries & (earlier >= 0)
     chosen, fixed = most_attended(weights, among), at_offsets(among, offsets)
@@ -268,7 +283,7 @@ def copy_counts(weights: Tensor, view: View, earlier: Tensor, offsets: Tensor) -
 
 
 class CopyShares(SentenceShares):
-    """:func:`copy_counts` over the data."""
+    """Accumulate :func:`copy_counts` over the data."""
 
     names = ["induction", "duplicate"]
 
@@ -285,15 +300,14 @@ class CopyShares(SentenceShares):
         self.update(site, copy_counts(weights, view, earlier, self.offsets), view.weights)
 
 
-# Rare-token heads: the largest weight falls on the rarest tokens of the sentence (Voita et al. 2019, section 5.3).
+# Rare-token heads: the largest weight is on the rarest tokens of the sentence (Voita et al. 2019, section 5.3). A sentence
+# counts if its rarest token is not among the most frequent tokens.
 
 COMMON = 500
-"""A sentence counts if its rarest token is not among so many of the most frequent ones."""
 
 
 def token_counts(counts: Tensor, common: int = COMMON) -> tuple[Tensor, Tensor]:
-    """Return the frequencies of the vocabulary in training data, and whether a token is among the ``common`` most frequent
-    ones."""
+    """Return the frequencies of the vocabulary in training data, and which tokens are among the ``common`` most frequent."""
     frequent = torch.zeros(len(counts), dtype=torch.bool)
     frequent[counts.argsort(descending=True, stable=True)[:common]] = True
     return counts, frequent & (counts > 0)
@@ -301,14 +315,17 @@ def token_counts(counts: Tensor, common: int = COMMON) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def rare_counts(weights: Tensor, view: View, frequency: Tensor, common: Tensor, offsets: Tensor) -> Counts:
-    """How often the largest weight, without special tokens, is on the rarest and on one of the two rarest tokens a query sees.
+    """Count how often the largest weight is on the rarest, and on one of the two rarest tokens that a query sees.
 
-    Tokens of equal frequency are equally rare. Baselines: any token alike, then the token at each of ``offsets``.
+    Special tokens are excluded. Tokens of equal frequency are equally rare. Baselines are a uniformly drawn token, then the
+    token at each of ``offsets``.
 
     Args:
-        weights: of attention, ``[batch, heads, query, key]``.
-        frequency: of the keys in training data, ``[batch, key]``.
-        common: keys that are frequent tokens, ``[batch, key]``.
+        weights: The attention weights, ``[batch, heads, query, key]``.
+        view: The tokens of the batch.
+        frequency: The frequency of each key in training data, ``[batch, key]``.
+        common: Whether each key is a frequent token, ``[batch, key]``.
+        offsets: The offsets of the baselines.
     """
     among = view.visible & view.text.unsqueeze(1)
     frequency = frequency.double().unsqueeze(1).expand_as(among)
@@ -328,12 +345,12 @@ def rare_counts(weights: Tensor, view: View, frequency: Tensor, common: Tensor, 
 
 
 def _smallest(values: Tensor, among: Tensor) -> Tensor:
-    """The smallest value among the keys of each query, ``[batch, query, 1]``."""
+    """Return the smallest value among the keys of each query, ``[batch, query, 1]``."""
     return values.masked_fill(~among, torch.inf).amin(-1, keepdim=True)
 
 
 class RareTokenShares(SentenceShares):
-    """:func:`rare_counts` over the data."""
+    """Accumulate :func:`rare_counts` over the data."""
 
     names = ["rarest", "two rarest"]
 
@@ -350,19 +367,19 @@ class RareTokenShares(SentenceShares):
         self.update(site, rare_counts(weights, view, frequency, common, self.offsets), view.weights)
 
 
-# Attention that says little: on separators, on the first token, or on all tokens alike (Clark et al. 2019, section 3).
+# Uninformative attention: on separators, on the first token, or uniform (Clark et al. 2019, section 3).
 
 CONFIDENCE = 3
+"""The column of confidence in :class:`SinkShares`."""
 
 
 @torch.no_grad()
 def sink_counts(weights: Tensor, view: View) -> Counts:
-    """Sum over queries the attention on separators (special tokens but the first token) and on the first token, normalised
-    entropy, and confidence (the largest weight, special tokens left out; Voita et al. 2019), of weights ``[batch, heads, query,
-    key]``.
+    """Sum four measures of weights ``[batch, heads, query, key]`` over queries.
 
-    The baseline is uniform attention, and the last two have none. A query counts for separators and first tokens where it sees
-    one, and in all columns where it sees two keys.
+    They are the attention on separators (special tokens except the first token), the attention on the first token, normalised
+    entropy, and confidence (the largest weight without special tokens; Voita et al. 2019). The baseline of the first two is
+    uniform attention. A query counts if it sees two keys, and for separators and first tokens if it sees one of these.
     """
     visible, keys = view.visible, view.keys
     first = keys & (keys.cumsum(-1) == 1)
@@ -372,11 +389,11 @@ def sink_counts(weights: Tensor, view: View) -> Counts:
     hits, chances, uniform = [], [], []
     for among in (separators, first):
         seen = (visible & among.unsqueeze(1)).sum(-1)
-        asks = counted & (seen > 0)
-        on = torch.einsum("bhqk,bk,bq->bh", weights.double(), among.double(), asks.double())
+        counts = counted & (seen > 0)
+        on = torch.einsum("bhqk,bk,bq->bh", weights.double(), among.double(), counts.double())
         hits.append(on)
-        chances.append(asks.sum(-1))
-        uniform.append((seen / size.clamp(min=1) * asks).sum(-1))
+        chances.append(counts.sum(-1))
+        uniform.append((seen / size.clamp(min=1) * counts).sum(-1))
     p = weights.double().clamp(min=0)
     entropy = -torch.xlogy(p, p).sum(-1) / size.clamp(min=2).log().unsqueeze(1)
     hits.append((entropy * counted.unsqueeze(1)).sum(-1))
@@ -389,7 +406,7 @@ def sink_counts(weights: Tensor, view: View) -> Counts:
 
 
 class SinkShares(SentenceShares):
-    """:func:`sink_counts` over the data."""
+    """Accumulate :func:`sink_counts` over the data."""
 
     names = ["separator", "first-token", "broad", "confidence"]
 

@@ -1,4 +1,4 @@
-"""Which roles each head has: shares against thresholds and baselines, corrected for the number of heads and columns."""
+"""Assign roles to heads: shares against thresholds and baselines, corrected for the number of heads and columns."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from gates.scores.observe import observe_attention
 
 SIGNIFICANCE = 0.05
 LEAST_COUNT = 30
-"""Opportunities, such as arcs of a relation, below which nothing is said."""
+"""The minimum number of opportunities, such as arcs of a relation, for a test."""
 TWO_SIDED = 1.959964
-"""Standard errors on each side of a 95 % interval."""
+"""The standard errors on each side of a 95 % interval."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """When a head has a role.
+    """Describe when a head has a role.
 
     Args:
-        name: of the role.
-        least: share that it needs.
-        margin: by which the share has to exceed the best baseline.
-        specialised: whether it makes a head a specialised one; sinks and broad heads are background.
+        name: The name of the role.
+        least: The minimum share.
+        margin: The minimum difference of the share from the best baseline.
+        specialised: Whether a head with this role is specialised. Sinks and broad heads are background.
     """
 
     name: str
@@ -54,18 +54,18 @@ RULES = (POSITIONAL, SYNTACTIC, RARE, COREFERENCE, INDUCTION, DUPLICATE, SEPARAT
 
 @dataclass(frozen=True)
 class Role:
-    """One role of every head; numbers are NaN where the role is not defined, as that of a causal head for separators behind it.
+    """Hold one role for every head. Numbers are NaN where the role is undefined, such as for later separators of causal heads.
 
     Args:
-        rule: by which it is given.
-        holds: whether a head has it, ``[heads]``.
-        column: the name of the column by which a head comes nearest to it, such as a relation.
-        strength: share of that column, ``[heads]``.
-        low, high: its 95 % interval over sentences, ``[heads]``.
-        baseline: the best baseline's share, ``[heads]``; NaN if there is none.
-        which: the number of that baseline, ``[heads]``.
-        p: of the strength against the baseline, corrected by Holm's method, ``[heads]``; NaN if there is no baseline.
-        passing: columns by which a head has the role, ``[heads, columns]``.
+        rule: The rule of the role.
+        holds: Whether a head has the role, ``[heads]``.
+        column: The name of the best column for each head, such as a relation.
+        strength: The share of that column, ``[heads]``.
+        low, high: The 95 % interval of the strength over sentences, ``[heads]``.
+        baseline: The share of the best baseline, ``[heads]``; NaN if there is none.
+        which: The number of that baseline, ``[heads]``.
+        p: The p-value of the strength against the baseline, corrected by Holm's method, ``[heads]``; NaN without a baseline.
+        passing: The columns by which a head has the role, ``[heads, columns]``.
     """
 
     rule: Rule
@@ -81,8 +81,11 @@ class Role:
 
 
 def p_values(shares: Shares) -> Tensor:
-    """One-sided p of every share against its baseline, ``[heads, columns]``: normal, with the bootstrap's standard error of the
-    difference, which is taken to be at least one opportunity; NaN where there is no baseline or too few opportunities."""
+    """Return one-sided normal p-values of every share against its baseline, ``[heads, columns]``.
+
+    The standard error is that of the bootstrapped difference, but at least one opportunity. The p-value is NaN without a
+    baseline or with too few opportunities.
+    """
     error = torch.maximum(shares.difference_error, 1 / shares.count.clamp(min=1))
     z = (shares.value - shares.baseline) / error
     p = torch.special.erfc(z / 2**0.5) / 2
@@ -90,7 +93,7 @@ def p_values(shares: Shares) -> Tensor:
 
 
 def holm(p: Tensor) -> Tensor:
-    """p values corrected for their number by Holm's step-down method (1979), in their shape; NaN counts as no test."""
+    """Correct p-values for their number by Holm's step-down method (1979); NaN counts as no test."""
     tested = p.isfinite()
     ordered, order = p[tested].sort(stable=True)
     factors = torch.arange(len(ordered), 0, -1, dtype=p.dtype, device=p.device)
@@ -103,11 +106,11 @@ def holm(p: Tensor) -> Tensor:
 
 
 def assign(rule: Rule, shares: Shares, names: Sequence[str]) -> Role:
-    """The role of every head by one rule.
+    """Return the role of every head by one rule.
 
-    A head has it by every column whose share reaches what the rule asks for, above the baseline with p < 0.05 after Holm's
-    correction over heads and columns. What is said of a head is of its best such column, by the distance from the baseline;
-    without one, of the best column of all.
+    A head has the role by every column whose share satisfies the rule, above the baseline with p < 0.05 after Holm's
+    correction over heads and columns. The numbers of a head are those of its best such column, by the distance from the
+    baseline. Without one they are those of the best column of all.
     """
     p = holm(p_values(shares))
     without = shares.baseline.isnan()
@@ -137,35 +140,33 @@ def assign(rule: Rule, shares: Shares, names: Sequence[str]) -> Role:
 
 
 def specialised(roles: Sequence[Role]) -> Tensor:
-    """Heads with a role that is no background, ``[heads]``."""
+    """Return which heads have a role that is not background, ``[heads]``."""
     return torch.stack([role.holds for role in roles if role.rule.specialised]).any(0)
 
 
-# The attention weights of a running model, site by site, whatever its attention implementation.
-
 Take = Callable[[int, Tensor], None]
-"""Called with the index of a site and its weights ``[batch, heads, query, key]``, whenever it runs."""
+"""A function of the index of a site and its weights ``[batch, heads, query, key]``, called whenever the site runs."""
 
 
 @contextmanager
 def observe_weights(model: PreTrainedModel, sites: tuple[AttentionSite, ...], take: Take) -> Iterator[None]:
-    """Hand out the attention weights of every forward pass inside the block, one site at a time; none is kept.
+    """Pass the attention weights of every forward pass to ``take``, one site at a time, without keeping them.
 
-    They are what the model attends with, before dropout and gates. See :func:`gates.scores.observe.observe_attention`.
+    They are the weights before dropout and gates. See :func:`gates.scores.observe.observe_attention`.
     """
     with observe_attention(model, sites, [_Weights(sites, take)], {}):
         yield
 
 
 class _Weights(AttentionMetric):
-    """Hands on whole distributions instead of measuring them."""
+    """Pass on whole distributions instead of measuring them."""
 
     def __init__(self, sites: tuple[AttentionSite, ...], take: Take) -> None:
         super().__init__(sites)
         self._take = take
 
     def from_scores(self, query: Tensor, key: Tensor, scale: float, mask: Tensor | None, **more: Any) -> Tensor:
-        """Weights ``[batch, heads, query, key]``; a sink takes its part of them, and queries that see no key have zeros."""
+        """Return weights ``[batch, heads, query, key]`` without the share of a sink; zeros for queries that see no key."""
         blocks = distribution_blocks(query, key, scale, mask, **more)
         return torch.cat([(scores - whole.unsqueeze(-1)).exp().nan_to_num(0.0) for scores, whole in blocks], dim=2)
 

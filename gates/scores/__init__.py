@@ -1,1 +1,1 @@
-"""Numbers per head that say how much it matters, each with its source, and the rankings they induce."""
+"""Score the importance of heads by methods from the literature, and rank heads by these scores."""

@@ -1,7 +1,7 @@
-"""Run a model with many masks, one after the other, and see what each does to every example.
+"""Run a model with many masks and measure every example under each mask.
 
-Michel et al. 2019, section 3: a head's worth is what its removal alone costs. The same loop serves any family of masks:
-each head left out, one head kept in each layer, a ranking cut at several budgets.
+Michel et al. 2019, section 3: a head's importance is the cost of removing only this head. The same loop serves masks such
+as one head kept in each layer, or a ranking cut at several budgets.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ Batch = TypeVar("Batch")
 
 @torch.no_grad()
 def ablate(gates: HeadGates, masks: Tensor, batches: Iterable[Batch], per_example: Callable[[Batch], Tensor]) -> Tensor:
-    """What ``per_example`` finds of every example under every mask.
+    """Return the values of ``per_example`` for every example under every mask.
 
     Args:
-        gates: gates of the model, attached for as long as this runs; the model is in evaluation mode meanwhile.
-        masks: gate values ``[masks, gates]``, 0/1 or between.
-        per_example: function that runs the model on a batch and returns a value per example ``[examples]``, such as its
-            loss or whether its answer is right, or several ``[examples, values]``.
+        gates: The gates of the model, attached meanwhile. The model is in evaluation mode.
+        masks: The gate values, ``[masks, gates]``, from 0 to 1.
+        batches: The batches.
+        per_example: A function that runs the model on a batch and returns values ``[examples]`` or ``[examples, values]``,
+            such as the loss.
 
     Returns:
         ``[masks, examples]`` or ``[masks, examples, values]``, examples in the order of the batches.
@@ -55,22 +56,20 @@ def ablate(gates: HeadGates, masks: Tensor, batches: Iterable[Batch], per_exampl
 
 
 def leave_one_out_masks(gates: int) -> Tensor:
-    """The dense mask, then each gate closed alone: ``[gates + 1, gates]``."""
+    """Return the dense mask and one mask with each gate closed, ``[gates + 1, gates]``."""
     return torch.cat([torch.ones(1, gates), 1 - torch.eye(gates)])
 
 
-# What takes the place of a closed head: its mean output, or what it would read with uniform attention, instead of zero.
+# The replacement of a closed head is zero, its mean output, or its output with uniform attention. *Mean* ablation (Wang et al.
+# 2023, arXiv 2211.00593) uses the average output over data. *Uniform* attention keeps the head's values but not its choice
+# among them (Hassid et al. 2022, arXiv 2211.03495, use the average attention matrix).
 #
-# Zero is one choice of three. *Mean* ablation (Wang et al. 2023, arXiv 2211.00593) replaces a head by its average output over
-# data, which keeps what it adds to every position alike. *Uniform* attention keeps the head's values but takes away its choice
-# among them (Hassid et al. 2022, arXiv 2211.03495, do so with the average attention matrix).
-#
-# With gate z a head's output becomes ``z * head + (1 - z) * replacement``, in every mode of the gates and with gradients: one
-# hook in front of the gates takes the replacement away, one behind them adds it again.
+# With gate z a head's output becomes ``z * head + (1 - z) * replacement``, in every mode of the gates and with gradients. One
+# hook before the gates subtracts the replacement, and one after them adds it.
 
 
 class MeanHeadOutput(HeadMetric):
-    """The mean output of every head over all queries that are not padding; exact under DDP. It is fed by
+    """Average the output of every head over all queries that are not padding, exactly under DDP. Its input comes from
     :func:`gates.attention.intercept.observe_head_outputs`."""
 
     count: Tensor
@@ -82,13 +81,12 @@ class MeanHeadOutput(HeadMetric):
         self.add_state("count", torch.zeros(len(sites), dtype=torch.long), dist_reduce_fx="sum")
 
     def _add_sums(self, names: Sequence[str], sites: Sequence[AttentionSite]) -> None:
-        """A sum over queries for every feature of each site."""
         for name, site in zip(names, sites, strict=True):
             self.add_state(name, torch.zeros(site.heads * site.head_dim, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, site: int, heads: Tensor, valid: Tensor | None = None) -> None:
-        """Add one forward pass of one site: concatenated heads ``[batch, query, heads * head_dim]``, of which the queries count
-        that are valid, ``[batch, query]``; None if all do."""
+        """Add the heads ``[batch, query, heads * head_dim]`` of one site. Only valid queries ``[batch, query]`` count; None for
+        all."""
         self._add(site, valid_positions(heads.detach(), valid).double())
 
     def _add(self, site: int, rows: Tensor) -> None:
@@ -97,14 +95,13 @@ class MeanHeadOutput(HeadMetric):
         self.count[site] += len(rows)
 
     def compute(self) -> list[Tensor]:
-        """For each site, the mean of its concatenated heads, ``[heads * head_dim]``, float64."""
+        """Return for each site the mean of its concatenated heads, ``[heads * head_dim]``, float64."""
         return [getattr(self, name) / count.clamp(min=1) for name, count in zip(self._names, self.count, strict=True)]
 
 
 @contextmanager
 def mean_replacement(gates: HeadGates, means: Sequence[Tensor]) -> Iterator[None]:
-    """Replace closed heads by their mean output ``[heads * head_dim]`` of each site, from :class:`MeanHeadOutput`, for the
-    length of a ``with`` block."""
+    """Replace closed heads by their mean output ``[heads * head_dim]`` of each site, from :class:`MeanHeadOutput`."""
     expected = [site.heads * site.head_dim for site in gates.sites]
     if [mean.numel() for mean in means] != expected:
         raise GateError(f"the means have sizes {[mean.numel() for mean in means]}; expected {expected}, one for each site")
@@ -114,8 +111,8 @@ def mean_replacement(gates: HeadGates, means: Sequence[Tensor]) -> Iterator[None
 
 @contextmanager
 def given_replacement(gates: HeadGates, outputs: Sequence[Tensor]) -> Iterator[None]:
-    """Replace closed heads by given outputs, such as those on other examples, for the length of a ``with`` block. They have the
-    shape of the heads in the passes to come, ``[batch, query, heads * head_dim]``."""
+    """Replace closed heads by given outputs, such as those on other examples, with the shape of the heads in later passes,
+    ``[batch, query, heads * head_dim]``."""
 
     def of_call(site: int, heads: Tensor) -> Tensor:
         if outputs[site].shape != heads.shape:
@@ -131,18 +128,17 @@ def given_replacement(gates: HeadGates, outputs: Sequence[Tensor]) -> Iterator[N
 
 @contextmanager
 def uniform_replacement(model: PreTrainedModel, gates: HeadGates) -> Iterator[None]:
-    """Replace closed heads by uniform attention over the keys each query sees, for the length of a ``with`` block.
+    """Replace closed heads by uniform attention over the keys that each query sees.
 
-    The model's own attention function runs a second time with queries of zero, whose scores are all equal.
+    The model's attention function runs a second time with queries of zero, whose scores are all equal.
 
     Args:
-        model: model whose attention goes through Transformers' attention interface.
-        gates: gates attached to the model.
+        model: A model whose attention goes through Transformers' attention interface.
+        gates: The attached gates of the model.
 
     Raises:
-        GateError: for gates that are not attached, and where queries of zero do not give uniform attention that can be taken
-            over: models that compute attention on their own, add a position bias to the scores or have an attention sink, or
-            change the heads between attention and output projection.
+        GateError: If the gates are not attached, or queries of zero do not give uniform attention. Reasons are a position
+            bias, an attention sink, or heads that change before the output projection.
     """
     own = next((site for site in gates.sites if not uses_interface(site)), None)
     if own is not None:
@@ -186,7 +182,7 @@ def uniform_replacement(model: PreTrainedModel, gates: HeadGates) -> Iterator[No
 
 
 def _only_hides(mask: Tensor) -> bool:
-    """Whether an additive mask is 0 at visible keys and the lowest value elsewhere."""
+    """Return whether an additive mask is 0 at visible keys and the lowest value elsewhere."""
     return bool(((mask == 0) | (mask <= torch.finfo(mask.dtype).min)).all())
 
 
@@ -220,22 +216,19 @@ def _replaced(gates: HeadGates, replacement: Callable[[int, Tensor], Tensor]) ->
         yield
 
 
-# Interchange interventions: what a model's answer owes to what a head read in this example and not in another.
-#
-# A head's output on an example is exchanged for its output on a counterpart, which differs in the one fact that the answer
-# hangs on. As far as the answer goes over to the counterpart's, the head carries the fact (the indirect effect of Vig et al.
-# 2020, *Causal Mediation Analysis for Interpreting Neural NLP*; Geiger et al. 2021, *Causal Abstractions of Neural Networks*).
-# Nothing is removed, so the model sees what it was trained on everywhere else.
+# Interchange interventions replace a head's output on an example by its output on a counterpart, which differs in one fact. If
+# the answer changes to the counterpart's, the head carries the fact (the indirect effect of Vig et al. 2020, *Causal Mediation
+# Analysis for Interpreting Neural NLP*; Geiger et al. 2021, *Causal Abstractions of Neural Networks*). Nothing is removed, so
+# all other activations stay in distribution.
 
 
 class Interchange(NamedTuple):
-    """What interchanges do in a batch of pairs.
+    """Hold the effects of interchanges in a batch of pairs.
 
     Args:
-        moved: how much the margin of an example's own answer falls when one gate's heads read the counterpart,
-            ``[batch, gates]``.
-        apart: how much it falls when everything does, ``[batch]``: the margin on the example minus that on the counterpart.
-        own: the margin on the example, ``[batch]``.
+        moved: The drop in the margin of an example's answer when one gate's heads read the counterpart, ``[batch, gates]``.
+        apart: The margin on the example minus the margin on the counterpart, ``[batch]``.
+        own: The margin on the example, ``[batch]``.
     """
 
     moved: Tensor
@@ -245,16 +238,14 @@ class Interchange(NamedTuple):
 
 @torch.no_grad()
 def interchange(gates: HeadGates, original: Batch, counterpart: Batch, margin: Callable[[Batch], Tensor]) -> Interchange:
-    """Exchange the output of one gate's heads after the other.
+    """Exchange the output of each gate's heads, one gate at a time.
 
     Args:
-        gates: of the model; they may be attached. The model is in evaluation mode meanwhile.
-        counterpart: the batch of the same shape whose outputs take the place.
-        margin: function that runs the model on a batch and says how much each example speaks for the *original's* answer,
-            ``[batch]``, such as a difference of logits. It is asked of both batches.
-
-    Raises:
-        GateError: if the heads of the two batches put out different shapes.
+        gates: The gates of the model, attached or not. The model is in evaluation mode meanwhile.
+        original: The batch of examples.
+        counterpart: The batch of counterparts, with the same shape.
+        margin: A function that runs the model on either batch and returns the margin of the *original's* answer, ``[batch]``,
+            such as a difference of logits.
     """
     outputs: dict[int, Tensor] = {}
     open_gates = torch.ones_like(gates.mask)
@@ -272,12 +263,14 @@ def interchange(gates: HeadGates, original: Batch, counterpart: Batch, margin: C
 
 
 def effects(moved: Tensor, apart: Tensor) -> Tensor:
-    """Return the share of the way from an example's answer to its counterpart's that each gate alone goes, ``[gates]``: the
-    ratio of sums of :class:`Interchange` over pairs, so that pairs which hardly differ for the model count for little."""
+    """Return the share of the difference between an example's and its counterpart's answer that each gate causes, ``[gates]``.
+
+    It is the ratio of sums of :class:`Interchange` over pairs, so pairs with a small difference have little weight.
+    """
     if float(apart) <= 0:
         raise GateError(
-            f"the answers on the examples and on their counterparts lie {float(apart):.3g} apart; expected more than 0: the "
-            "model has not learned the fact that they differ in, so no head can be told to carry it"
+            f"the answers on the examples and on their counterparts lie {float(apart):.3g} apart; expected more than 0, from a "
+            "model that has learned the fact in which they differ"
         )
     return moved / apart
 
@@ -293,18 +286,19 @@ def effects(moved: Tensor, apart: Tensor) -> Tensor:
 # these examples is never above that of mean ablation, and neither batches nor processes matter.
 
 SHORTER, LONGER = 0.25, 2.0
-"""What a step size is multiplied by after a step in vain, and where the curvature is not positive."""
+"""The factors of a step size after a step without progress, and where the curvature is not positive."""
 
 
 def descend_each(
     start: Tensor, evaluate: Callable[[Tensor], tuple[Tensor, Tensor]], *, floor: float | Tensor, steps: int
 ) -> tuple[Tensor, Tensor]:
-    """Minimise several functions, each of its own row, by steps that only ever go down.
+    """Minimise several functions, one per row, by steps that never increase them.
 
     Args:
-        start: ``[problems, features]``.
-        evaluate: function from points ``[problems, features]`` to their values ``[problems]`` and gradients.
-        floor: values to be hoped for, which the first step aims at; it does not bound what is found.
+        start: The first points, ``[problems, features]``.
+        evaluate: A function from points ``[problems, features]`` to their values ``[problems]`` and gradients.
+        floor: The values that set the size of the first step. They are not a bound.
+        steps: The number of steps.
 
     Returns:
         The best points ``[problems, features]`` and their values ``[problems]``, which are at most those at the start.

@@ -31,16 +31,16 @@ from gates.scores.metric import HeadMetric
 from gates.scores.weights import output_weights
 
 RIDGE = 0.01
-"""Price of changed weights, in units of the mean second moment of an input; keeps heads that follow from others apart."""
+"""The strength of the ridge, in units of the mean second moment of an input. It separates linearly dependent heads."""
 
 
 class OutputMoments(NamedTuple):
-    """Sums over positions of the inputs x ``[in]`` of an output projection and of the gradients g ``[out]`` of its output.
+    """Hold sums over positions of the inputs x ``[in]`` of an output projection and the gradients g ``[out]`` of its output.
 
     Args:
-        examples, positions: their numbers.
-        x, xx: ``[in]`` and ``[in, in]``.
-        gg: ``[out, out]``.
+        examples, positions: The numbers of examples and positions.
+        x, xx: The sums of inputs ``[in]`` and their products ``[in, in]``.
+        gg: The sum of products of gradients, ``[out, out]``.
     """
 
     examples: Tensor
@@ -51,7 +51,7 @@ class OutputMoments(NamedTuple):
 
 
 class SiteMoments(HeadMetric):
-    """Gathers :class:`OutputMoments` of one site, of any number of processes."""
+    """Accumulate :class:`OutputMoments` of one site over batches and processes."""
 
     examples: Tensor
     positions: Tensor
@@ -69,13 +69,10 @@ class SiteMoments(HeadMetric):
         """Add a batch.
 
         Args:
-            inputs: concatenated heads, ``[batch, query, in]``, or ``[..., in]`` where all count.
-            gradients: of the summed losses with respect to the output, ``[batch, query, out]`` or ``[..., out]``.
-            examples: number of examples.
-            valid: queries that are not padding, ``[batch, query]``; None if all count.
-
-        Raises:
-            GateError: for a mask of valid queries of another batch or number of queries.
+            inputs: The concatenated heads, ``[batch, query, in]``, or ``[..., in]`` where all count.
+            gradients: The gradients of the summed losses with respect to the output, ``[batch, query, out]`` or ``[..., out]``.
+            examples: The number of examples.
+            valid: The queries that are not padding, ``[batch, query]``; None if all count.
         """
         x, g = valid_positions(inputs, valid).double(), valid_positions(gradients, valid).double()
         self.examples += examples
@@ -85,15 +82,15 @@ class SiteMoments(HeadMetric):
         self.gg += g.T @ g
 
     def compute(self) -> OutputMoments:
-        """The sums."""
         return OutputMoments(self.examples, self.positions, self.x, self.xx, self.gg)
 
 
 def output_gradients(gates: HeadGates, losses: Callable[[], Tensor]) -> list[tuple[int, Tensor, Tensor]]:
-    """What the output projections were given in one forward pass, and the gradients of the loss where they put their output.
+    """Return the inputs of the output projections in one forward pass, and the gradients of the loss at their outputs.
 
     Args:
-        losses: function that runs the model and returns the per-example losses ``[batch]``.
+        gates: The gates of the model.
+        losses: A function that runs the model and returns the per-example losses ``[batch]``.
 
     Returns:
         For each call of a site its index, the inputs ``[..., in]`` and the gradients ``[..., out]`` of the summed losses; zeros
@@ -119,29 +116,25 @@ def output_gradients(gates: HeadGates, losses: Callable[[], Tensor]) -> list[tup
 
 
 def removal_errors(weight: Tensor, second: Tensor, cost: Tensor, heads: int, *, ridge: float = RIDGE) -> Tensor:
-    """What each head's removal adds to the error of a site's output, in the order in which its heads go.
+    """Return the error of a site's output that each head's removal adds, ``[heads]``, float64.
+
+    Heads are removed one at a time, the one with the least error first. The value of each is at least slightly above that of
+    all heads before it, so a higher value is kept first. It is 0 for inputs of 0.
 
     Args:
-        weight: of the output projection, ``[out, in]``.
-        second: second moment of its inputs, ``[in, in]``; about the mean where a bias makes up for it.
-        cost: metric of the error, ``[out, out]``: what a squared error costs is ``tr(cost e e^T)``.
-        heads: of the site, with equally many inputs each, side by side.
-        ridge: see :data:`RIDGE`; above 0.
-
-    Returns:
-        ``[heads]``, float64: the error that the head's removal adds, but more than that of every head which goes before it;
-        so higher is kept first, and the order is that of removal. All 0 for inputs that are.
-
-    Raises:
-        GateError: for a ridge that is not above 0.
+        weight: The weight of the output projection, ``[out, in]``.
+        second: The second moment of its inputs, ``[in, in]``, about the mean if there is a bias.
+        cost: The metric of the error e, ``[out, out]``, whose cost is ``tr(cost e e^T)``.
+        heads: The number of heads, with the same number of inputs each, side by side.
+        ridge: The strength of the ridge; see :data:`RIDGE`. Must be above 0.
     """
     if not ridge > 0:
         raise GateError(f"ridge is {ridge}; expected a number above 0, such as {RIDGE}")
     w, g = weight.double(), cost.double()
     if not all(bool(part.isfinite().all()) for part in (w, g, second)):
         raise GateError(
-            "what a projection reads, or the gradient behind it, is not finite, so its heads cannot be scored; look for "
-            "infinite weights or inputs, or a learning rate that was too high"
+            "the inputs of a projection, or the gradients of its output, are not finite; look for infinite weights or inputs, "
+            "or a learning rate that was too high"
         )
     scale = second.diagonal().mean().double()
     errors = torch.zeros(heads, dtype=torch.float64, device=w.device)
@@ -168,23 +161,18 @@ def removal_errors(weight: Tensor, second: Tensor, cost: Tensor, heads: int, *, 
 
 
 def brain_surgeon_scores(gates: HeadGates, moments: Sequence[OutputMoments], *, ridge: float = RIDGE) -> Tensor:
-    """The score of every gate, ``[gates]``, float64, in units of the loss per example; higher is kept first.
+    """Return the score of every gate, ``[gates]``, float64, in units of the loss per example; higher is kept first.
 
     Args:
-        gates: gates of the model, with the weights that the moments are of.
-        moments: of every site.
-        ridge: see :data:`RIDGE`.
-
-    Raises:
-        GateError: where an adapter adds to an output projection, or for no examples.
+        gates: The gates of the model.
+        moments: The moments of every site, for the present weights.
+        ridge: The strength of the ridge; see :data:`RIDGE`.
     """
     output_weights(gates)  # raises
     scores = []
     for site, size, of_site in zip(gates.sites, gates.sizes, moments, strict=True):
         if of_site.positions == 0:
-            raise GateError(
-                "there is nothing to score heads on; expected batches with at least one position that is not padding"
-            )
+            raise GateError("there are no positions to score heads on; expected batches with at least one that is not padding")
         second = of_site.xx
         if site.output.bias is not None:
             second = second - torch.outer(of_site.x, of_site.x) / of_site.positions

@@ -30,11 +30,11 @@ LARGEST_SCALE = 10.0
 
 
 class FisherInformation(HeadMetric):
-    """Streams rows of gate gradients into the whole matrix ``E g g^T``; exact for any batching and under DDP.
+    """Stream rows of gate gradients into the matrix ``E g g^T``, exactly for any batching and under DDP.
 
     Args:
-        gates: gates in the model.
-        kwargs: arguments of :class:`torchmetrics.Metric`.
+        gates: The number of gates in the model.
+        kwargs: The arguments of :class:`torchmetrics.Metric`.
 
     >>> fisher = FisherInformation(gates=2)
     >>> fisher.update(torch.tensor([[1.0, 2.0], [3.0, 0.0]]))  # gradients of two examples
@@ -51,31 +51,24 @@ class FisherInformation(HeadMetric):
         self.add_state("samples", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, gradients: Tensor) -> None:
-        """Add rows ``[samples, gates]``, such as :func:`gates.scores.importance.head_gradients` returns them per example.
-
-        Raises:
-            GateError: for rows of another shape.
-        """
+        """Add rows ``[samples, gates]``, such as those per example of :func:`gates.scores.importance.head_gradients`."""
         check_rows(gradients, len(self.products))
         gradients = gradients.double()
         self.products += gradients.T @ gradients
         self.samples += gradients.shape[0]
 
     def compute(self) -> Tensor:
-        """``[gates, gates]``; its diagonal is the score of the mask search."""
+        """Return the matrix ``[gates, gates]``, whose diagonal is the score of the mask search."""
         return self.products / self.samples
 
 
 def removal_cost(mask: Tensor, fisher: Tensor, layer_index: Tensor) -> Tensor:
-    """What closing gates adds to the loss, to second order and layer by layer: the sum of ``1/2 c^T F_layer c``.
+    """Return the increase of the loss by closed gates, to second order and layer by layer: the sum of ``1/2 c^T F_layer c``.
 
     Args:
-        mask: 0/1, ``[..., gates]``; c is its complement.
-        fisher: Fisher information of the gates, ``[gates, gates]``; blocks between layers are left out, as in the paper.
-        layer_index: layer of each gate, ``[gates]``.
-
-    Returns:
-        ``[...]``, in units of the loss.
+        mask: The mask of 0 and 1, ``[..., gates]``; c is its complement.
+        fisher: The Fisher information of the gates, ``[gates, gates]``. Blocks between layers are ignored, as in the paper.
+        layer_index: The layer of each gate, ``[gates]``.
     """
     same = layer_index.unsqueeze(0) == layer_index.unsqueeze(1)
     closed = 1 - mask.to(fisher)

@@ -1,8 +1,7 @@
-"""Head Importance Score (HIS; Michel, Levy and Neubig 2019): how much the loss feels each head.
+"""Compute the Head Importance Score (HIS; Michel, Levy and Neubig 2019): the sensitivity of the loss to each head.
 
-``I_h = E_x |dL(x) / d xi_h|`` at ``xi = 1``: the expectation over *examples* of an absolute value. Every example
-gets its own copy of the gates, so one backward pass over the summed per-example losses gives every per-example
-gradient exactly, at any batch size (:mod:`gates.scores.importance`).
+``I_h = E_x |dL(x) / d xi_h|`` at ``xi = 1``: the expectation over *examples* of an absolute value. Every example has its own
+copy of the gates, so one backward pass over the summed losses gives every per-example gradient exactly, at any batch size.
 """
 
 from __future__ import annotations
@@ -25,30 +24,28 @@ from gates.errors import GateError
 from gates.gating.head_gates import HeadGates
 from gates.scores.metric import HeadMetric
 
-# The gradients of a batch's losses with respect to the gates, example by example, from one backward pass.
-#
-# Every row and position of a site has a gate of its own, so that the gradient of an example is the sum over its rows. Which
-# rows these are is found out by the gradients of some examples' losses: see :mod:`gates.attention.examples`. What was found for
-# an earlier batch is checked by one more backward pass, since the same function may pair other rows later.
+# Every row and position of a site has its own gate, so the gradient of an example is the sum over its rows. These rows are
+# found by the gradients of some examples' losses: see :mod:`gates.attention.examples`. One more backward pass checks the rows
+# found for an earlier batch, since the same function may pair other rows later.
 
 Place = tuple[int, torch.Size]
 """A site and the shape of its heads, ``[..., heads * head_dim]``."""
 
 RTOL = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 3e-2, torch.float16: 3e-2}
-"""How far a weighted gradient may be from the weight times the plain one, by rounding, relative to the largest of its example.
-Neighbouring weights differ by more in batches of up to 360 examples in half precision, and of 5,000 in single."""
+"""The rounding tolerance of a weighted gradient, relative to the largest of its example. Neighbouring weights differ by more in
+batches of up to 360 examples in half precision, and of 5,000 in single precision."""
 
 
 @dataclass(frozen=True)
 class GateGradients:
-    """Gradients of a batch's summed losses.
+    """Hold gradients of a batch's summed losses.
 
     Args:
-        sites: index of the site of each of the tensors below.
-        rows: gradients of its gates, ``[..., gates of the site]`` for every row and position.
-        to_examples: functions that sum such rows to examples, ``[examples, gates of the site]``; none where not asked for.
-        weights: gradients of the weights that were asked for.
-        examples: number of examples.
+        sites: The index of the site of each tensor of rows.
+        rows: The gradients of the gates for every row and position, ``[..., gates of the site]``.
+        to_examples: The functions that sum rows to examples, ``[examples, gates of the site]``.
+        weights: The gradients of the further weights.
+        examples: The number of examples.
     """
 
     sites: list[int]
@@ -58,12 +55,12 @@ class GateGradients:
     examples: int
 
     def of_examples(self, *, absolute: bool = False) -> Tensor:
-        """``[examples, gates]``, float32, in site order; with the absolute value of each row and position, if asked for."""
+        """Return gradients ``[examples, gates]``, float32, in site order; ``absolute`` sums absolute values of the rows."""
         rows = [part.abs() for part in self.rows] if absolute else self.rows
         return self._joined([to_examples(part) for to_examples, part in zip(self.to_examples, rows, strict=True)])
 
     def of_batch(self) -> Tensor:
-        """Their sum over the batch, ``[gates]``, float32, in site order."""
+        """Return the sum over the batch, ``[gates]``, float32, in site order."""
         return self._joined([part.flatten(0, -2).sum(0) for part in self.rows])
 
     def _joined(self, parts: list[Tensor]) -> Tensor:
@@ -79,9 +76,10 @@ def gate_gradients(
     """Run a model and differentiate its losses.
 
     Args:
-        losses: function that runs the model and returns the per-example losses ``[batch]``.
-        weights: further tensors to differentiate with respect to, each requiring gradients.
-        per_example: whether gradients can be asked for by example.
+        gates: The gates of the model.
+        losses: A function that runs the model and returns the per-example losses ``[batch]``.
+        weights: Further tensors to differentiate with respect to, which require gradients.
+        per_example: Whether gradients per example are needed.
     """
     with (
         alone(gates.model),
@@ -112,7 +110,7 @@ def gate_gradients(
 def _check(gates: HeadGates, losses: Tensor, ran: set[int]) -> None:
     missing = [site.name for index, site in enumerate(gates.sites) if index not in ran]
     if missing:
-        raise GateError(f"the loss does not run through the attention at {missing[0]!r}, so its heads have no score")
+        raise GateError(f"the loss does not use the attention at {missing[0]!r}, so its heads have no score; use another loss")
     if losses.dim() != 1 or not losses.requires_grad:
         raise GateError(
             f"the losses have shape {list(losses.shape)}{'' if losses.requires_grad else ' and no gradient'}; expected one for "
@@ -127,14 +125,10 @@ def _check(gates: HeadGates, losses: Tensor, ran: set[int]) -> None:
 
 
 def _still_hold(axes: Sequence[ExampleAxis | None], leaves: list[Tensor], rows: Sequence[Tensor], losses: Tensor) -> bool:
-    """Return whether the axes say for every row whose loss depends on it.
+    """Return whether the axes assign every row to the example whose loss depends on it.
 
-    With a weight for each loss, the gradient of a row is that of the plain sum times the weight of its own example.
-
-    Args:
-        axes: The axis of each tensor of rows; None where it is unknown, which is not checked.
-        leaves: The gates of every row and position, ``[..., gates of the site]``, in the graph of the losses, which is kept.
-        losses: The per-example losses ``[batch]``.
+    With a weight for each loss, the gradient of a row is that of the plain sum times the weight of its example. Unknown axes
+    (None) are not checked. The graph of the losses is kept.
     """
     examples = len(losses)
     checked = [(axis, leaf, part) for axis, leaf, part in zip(axes, leaves, rows, strict=True) if axis is not None]
@@ -153,13 +147,15 @@ def _still_hold(axes: Sequence[ExampleAxis | None], leaves: list[Tensor], rows: 
 
 
 def _nothing(examples: int) -> Callable[[Tensor], Tensor]:
-    """The sum over examples of rows that are all 0, since the loss does not depend on them."""
+    """Return a function that sums rows to zeros, because the loss does not depend on them."""
     return lambda rows: rows.new_zeros(examples, rows.shape[-1])
 
 
 def examples_by_losses(losses: Tensor, rows: Sequence[Tensor], names: Sequence[str]) -> list[Tensor]:
-    """Return the example whose loss, of ``[batch]`` in a graph that is kept, depends on each row: its number ``[...]`` for each
-    tensor ``[..., features]``, or UNKNOWN."""
+    """Return for each row of each tensor ``[..., features]`` the number of the example whose loss depends on it, or UNKNOWN.
+
+    The losses are ``[batch]``, and their graph is kept.
+    """
 
     def touched(group: Tensor) -> list[Tensor]:
         of_group = losses[group.to(losses.device)].sum()
@@ -177,8 +173,8 @@ def examples_by_losses(losses: Tensor, rows: Sequence[Tensor], names: Sequence[s
 
 
 def _code(losses: Any) -> Hashable:
-    """What functions of losses are known by, since the rows that a loss reads are a matter of the loss, not of the model. It is
-    a hint: a function can read other rows at every call."""
+    """Return the key of a loss function, because the loss decides which rows belong to an example. It is only a hint: a
+    function can use other rows at every call."""
     own: Any = losses.func if isinstance(losses, partial) else losses
     return own.__code__ if hasattr(own, "__code__") else str(type(own))
 
@@ -186,7 +182,7 @@ def _code(losses: Any) -> Hashable:
 def _located(
     gates: HeadGates, known: ExampleAxes, places: list[Place], leaves: list[Tensor], losses: Tensor
 ) -> list[Callable[[Tensor], Tensor]]:
-    """For every leaf the function that sums its rows to examples."""
+    """Return for every leaf the function that sums its rows to examples."""
     examples = len(losses)
     names = [gates.sites[site].name for site, _ in places]
     to_examples: list[Callable[[Tensor], Tensor]] = []
@@ -198,7 +194,7 @@ def _located(
 
 
 def _mixes_modalities(model: nn.Module) -> bool:
-    """Whether a model takes, beside text, images or sounds, so that which example they belong to can change with the batch."""
+    """Return whether a model reads images or sounds with text, whose assignment to examples can change with the batch."""
     modalities = [getattr(module, "input_modalities", "text") for module in model.modules()]
     return any(not isinstance(own, str) and len(own) > 1 for own in modalities)
 
@@ -207,27 +203,25 @@ Granularity = Literal["example", "token", "batch"]
 
 
 def head_gradients(gates: HeadGates, losses: Callable[[], Tensor], granularity: Granularity = "example") -> Tensor:
-    """Gradients of a batch's losses with respect to the gates, at the gates' present values.
+    """Return gradients of a batch's losses with respect to the gates, at the gates' current values.
 
-    Model and gates are in evaluation mode meanwhile, so without dropout and draws, and a compiled model runs uncompiled.
-    A head whose output does not reach the loss, as in a last layer that is computed and not used, has gradients of exactly 0.
-
-    Which rows of a site are an example's is found out by further backward passes over the first batch (and over every batch
-    of models that take images or sounds beside text, where it can change): see :mod:`gates.attention.examples`.
+    Model and gates are in evaluation mode meanwhile, and a compiled model runs uncompiled. A head whose output does not reach
+    the loss has gradients of exactly 0. Further backward passes over the first batch find the rows of each example, and over
+    every batch of models with images or sounds: see :mod:`gates.attention.examples`.
 
     Args:
-        gates: attached gates, or gates that are to be attached meanwhile.
-        losses: function that runs the model and returns the per-example losses ``[batch]``.
-        granularity: ``example`` (the definition), ``token`` (the absolute value is later taken per position, as
-            in Michel et al.'s released code) or ``batch`` (per batch, as in DSP and TextPruner).
+        gates: The gates, attached or not.
+        losses: A function that runs the model and returns the per-example losses ``[batch]``.
+        granularity: ``example`` (the definition), ``token`` (absolute values per position, as in Michel et al.'s released
+            code) or ``batch`` (per batch, as in DSP and TextPruner).
 
     Returns:
-        ``[samples, heads]``: one row per example; per example with the absolute values of its positions summed;
-        or a single row for the batch, divided by the number of examples.
+        Rows ``[samples, heads]``: one per example; one per example with the absolute values of its positions summed; or a
+        single row for the batch, divided by the number of examples.
 
     Raises:
-        GateError: if the losses are not one for each example or have no gradient, if some site did not run, or if the loss of
-            one example depends on the heads of another, so that only the granularity ``batch`` is defined.
+        GateError: If the losses are not one per example or have no gradient, or some site did not run. Also if the loss of one
+            example depends on the heads of another, where only the granularity ``batch`` is defined.
 
     >>> from transformers import BertConfig, BertForSequenceClassification
     >>> model = BertForSequenceClassification(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4))
@@ -244,13 +238,12 @@ def head_gradients(gates: HeadGates, losses: Callable[[], Tensor], granularity: 
 
 
 class GradientRows(NamedTuple):
-    """The gradients of one batch in every granularity, as :func:`head_gradients` returns them, from one backward pass.
+    """Hold the gradients of one batch in every granularity; see :func:`head_gradients`.
 
     Args:
-        example: ``[examples, gates]``.
-        token: ``[examples, gates]``.
-        batch: ``[1, gates]``.
-        weights: gradients of the mean loss with respect to the further tensors that were asked for.
+        example, token: The rows per example, ``[examples, gates]``.
+        batch: The row of the batch, ``[1, gates]``.
+        weights: The gradients of the mean loss with respect to the further tensors.
     """
 
     example: Tensor
@@ -260,8 +253,8 @@ class GradientRows(NamedTuple):
 
 
 def gradient_rows(gates: HeadGates, losses: Callable[[], Tensor], weights: Sequence[Tensor] = ()) -> GradientRows:
-    """:func:`head_gradients` in all granularities at once: the gradient of an example is the sum of its positions'. ``weights``
-    are further tensors to differentiate with respect to, each requiring gradients."""
+    """Return :func:`head_gradients` in all granularities from one backward pass. ``weights`` are further tensors that require
+    gradients."""
     gradients = gate_gradients(gates, losses, weights)
     example, token = gradients.of_examples(), gradients.of_examples(absolute=True)
     of_weights = tuple(part / gradients.examples for part in gradients.weights)
@@ -270,7 +263,7 @@ def gradient_rows(gates: HeadGates, losses: Callable[[], Tensor], weights: Seque
 
 @contextmanager
 def requiring_gradients(parameters: Iterable[Tensor]) -> Iterator[None]:
-    """Parameters that can be differentiated for the length of a ``with`` block, frozen ones too."""
+    """Make parameters require gradients temporarily, including frozen ones."""
     frozen = [parameter for parameter in parameters if not parameter.requires_grad]
     try:
         for parameter in frozen:
@@ -282,13 +275,13 @@ def requiring_gradients(parameters: Iterable[Tensor]) -> Iterator[None]:
 
 
 class Importance(NamedTuple):
-    """Scores per head, each ``[heads]``, from ``samples`` rows of gradients.
+    """Hold scores per head, each ``[heads]``.
 
     Args:
-        his: E |g|, unnormalised.
-        standard_error: standard error of ``his``.
-        signed: E g; positive where closing the head would lower the loss, to first order.
-        fisher: E g^2, the diagonal Fisher information of the gates (Kwon et al. 2022).
+        his: ``E |g|``, not normalised.
+        standard_error: The standard error of ``his``.
+        signed: ``E g``, positive where closing the head would lower the loss, to first order.
+        fisher: ``E g^2``, the diagonal Fisher information of the gates (Kwon et al. 2022).
     """
 
     his: Tensor
@@ -298,19 +291,19 @@ class Importance(NamedTuple):
 
 
 def check_rows(gradients: Tensor, heads: int) -> None:
-    """Raises :class:`GateError` for gradients that are not ``[samples, heads]``."""
+    """Raise :class:`GateError` for gradients that are not ``[samples, heads]``."""
     if gradients.dim() != 2 or gradients.shape[1] != heads:
         raise GateError(f"the gradients have shape {list(gradients.shape)}; expected [samples, {heads}], one row per example")
 
 
 def _importance_update(gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Sums over the rows of ``[samples, heads]``: of |g|, of g, of g^2, and their number."""
+    """Return the sums of ``|g|``, ``g`` and ``g^2`` over the rows ``[samples, heads]``, and the number of rows."""
     gradients = gradients.double()
     return gradients.abs().sum(0), gradients.sum(0), gradients.square().sum(0), gradients.shape[0]
 
 
 def _importance_compute(absolute: Tensor, signed: Tensor, square: Tensor, samples: Tensor) -> Importance:
-    """From sums to means; the variance of |g| needs no further sum because |g|^2 = g^2."""
+    """Return means from sums. The variance of ``|g|`` needs no further sum because ``|g|^2 = g^2``."""
     mean = absolute / samples
     variance = (square / samples - mean.square()).clamp(min=0) * samples / (samples - 1).clamp(min=1)
     return Importance(mean, (variance / samples).sqrt(), signed / samples, square / samples)
@@ -320,8 +313,8 @@ def normalise_by_layer(scores: Tensor, layer_index: Tensor) -> Tensor:
     """Divide each head's score by the l2 norm over its layer, as Michel et al. do (after Molchanov et al. 2017).
 
     Args:
-        scores: scores of the heads, ``[heads]``.
-        layer_index: layer of each head, ``[heads]``. A layer of zeros stays zero.
+        scores: The scores of the heads, ``[heads]``. A layer of zeros stays zero.
+        layer_index: The layer of each head, ``[heads]``.
     """
     norms = torch.zeros(int(layer_index.max()) + 1, dtype=scores.dtype, device=scores.device)
     norms.index_add_(0, layer_index, scores.square())
@@ -330,16 +323,17 @@ def normalise_by_layer(scores: Tensor, layer_index: Tensor) -> Tensor:
 
 
 def removal_ranking(scores_at: Callable[[Tensor], Tensor], gates: int, *, share: float = 0.1) -> Tensor:
-    """Remove gates in steps and score those that are left again before every step (Michel et al. 2019, section 4.2).
+    """Remove gates in steps and score the remaining ones before every step (Michel et al. 2019, section 4.2).
 
     Args:
-        scores_at: function from a 0/1 mask ``[gates]`` to the scores ``[gates]`` of the model with it in force; those of closed
-            gates do not count.
-        share: share of all gates that is removed in each step; about 10 % in the paper, and at least one gate.
+        scores_at: A function from a mask ``[gates]`` to the scores ``[gates]`` of the model under it. Scores of closed gates do
+            not count.
+        gates: The number of gates.
+        share: The share of all gates to remove in each step, about 10 % in the paper, and at least one gate.
 
     Returns:
-        ``[gates]``, float64: the position of each gate in the order of removal, 0 for the first to go. So higher is kept first,
-        and the mask of any budget follows. Within one step the lower score goes first.
+        The position of each gate in the order of removal, ``[gates]``, float64, 0 for the first. So higher is kept first.
+        Within one step the lower score is removed first.
     """
     if not 0 < share <= 1:
         raise GateError(f"the share of gates removed in one step is {share}; expected a number above 0 and at most 1")
@@ -355,11 +349,11 @@ def removal_ranking(scores_at: Callable[[Tensor], Tensor], gates: int, *, share:
 
 
 class HeadImportance(HeadMetric):
-    """Streams rows of head gradients into :class:`Importance`; exact for any batching and under DDP.
+    """Stream rows of head gradients into :class:`Importance`, exactly for any batching and under DDP.
 
     Args:
-        heads: heads in the model.
-        kwargs: arguments of :class:`torchmetrics.Metric`.
+        heads: The number of heads in the model.
+        kwargs: The arguments of :class:`torchmetrics.Metric`.
 
     >>> importance = HeadImportance(2)
     >>> importance.update(torch.tensor([[1.0, -2.0], [-3.0, 0.0]]))  # gradients of two examples
@@ -379,11 +373,7 @@ class HeadImportance(HeadMetric):
         self.add_state("samples", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, gradients: Tensor) -> None:
-        """Add rows ``[samples, heads]`` as :func:`head_gradients` returns them.
-
-        Raises:
-            GateError: for rows of another shape.
-        """
+        """Add rows ``[samples, heads]`` from :func:`head_gradients`."""
         check_rows(gradients, len(self.absolute))
         absolute, signed, square, samples = _importance_update(gradients)
         self.absolute += absolute
@@ -397,11 +387,10 @@ class HeadImportance(HeadMetric):
 
 # Importance of a head by its attention weights: ``I_h = E_x sum_ij |dL(x) / dA_h,ij|``.
 #
-# A variant of HIS that lecture notes and interpretability work use: it differentiates the loss with respect to the attention
-# matrix A_h (after the softmax) instead of the head's output. The matrix is reduced by the sum of the absolute values over
-# queries and keys, then examples are averaged. A key without any weight (padding, or the future of a causal query) does not
-# count: it has a gradient too, but no path on which its weight could change. Unlike HIS it does not see how large a weight is,
-# and it needs the matrices: O(query * key) memory, and the model's explicit (eager) attention.
+# This variant of HIS, from lecture notes and interpretability work, differentiates the loss with respect to the attention
+# matrix A_h (after the softmax) instead of the head's output. The absolute values are summed over queries and keys, then
+# averaged over examples. A key without weight (padding, or the future of a causal query) does not count, because its weight
+# cannot change. Unlike HIS it ignores the size of a weight, and it needs O(query * key) memory and eager attention.
 
 
 def reduce_matrix(weights: Tensor, gradient: Tensor) -> Tensor:
@@ -411,24 +400,21 @@ def reduce_matrix(weights: Tensor, gradient: Tensor) -> Tensor:
 
 
 def attention_gradients(model: PreTrainedModel, sites: tuple[AttentionSite, ...], losses: Callable[[], Tensor]) -> Tensor:
-    """The score of every head for every example of a batch.
+    """Return the score of every head for every example of a batch, ``[batch, heads]``, float32.
+
+    A shared module has the sum over all its passes.
 
     Args:
-        losses: function that runs the model once and returns the per-example losses ``[batch]``.
-
-    Returns:
-        ``[batch, heads]``, float32; a shared module has the sum over all its passes.
-
-    Raises:
-        GateError: for block-sparse attention, for modules with several streams of heads, and for a site whose attention matrix
-            the model does not hand out or does not use.
+        model: The model.
+        sites: The attention modules of the model.
+        losses: A function that runs the model once and returns the per-example losses ``[batch]``.
     """
     sparse = sparse_site(sites)
     if sparse is not None:
         raise GateError(
             f"{type(sparse.core).__name__} has no attention matrix of queries by keys; leave attention-his out for this model"
         )
-    streams = next((site for site in sites if site.layout.beside is not None), None)
+    streams = next((site for site in sites if site.layout.second is not None), None)
     if streams is not None:
         raise GateError(
             f"{type(streams.core).__name__} hands out the attention matrix of one of its streams of heads only; "

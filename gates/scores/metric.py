@@ -1,4 +1,4 @@
-"""The Metric that the library's own derive from."""
+"""Provide the base class of the library's Metrics."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from torchmetrics import Metric
 
 
 class _Whole:
-    """A result, in something that torchmetrics does not look into as it does into a dataclass."""
+    """Wrap a result in an object that torchmetrics does not inspect."""
 
     def __init__(self, result: Any) -> None:
         self.result = result
 
 
 class HeadMetric(Metric):
-    """A Metric whose result keeps its shape: torchmetrics makes a scalar of every tensor with a single number, so also of the
-    scores ``[1]`` of a model with one head."""
+    """Keep the shape of a Metric's result. torchmetrics turns tensors with one number, such as the scores of a model with one
+    head, into scalars."""
 
     full_state_update = False
 
     def _wrap_compute(self, compute: Callable[..., Any]) -> Callable[..., Any]:
-        # The copy is of the state, which may be the result itself and goes on changing.
+        # The result may be the state itself, which later updates change.
         wrapped = super()._wrap_compute(lambda: _Whole(copy.deepcopy(compute())))
 
         @functools.wraps(compute)

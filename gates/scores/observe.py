@@ -1,13 +1,12 @@
-"""Watch a model's attention while it runs and feed its entropies and confidences to their Metrics.
+"""Observe a model's attention while it runs, and update Metrics such as entropy and confidence.
 
-Nothing of the model is exchanged: its own attention functions run as ever, with the masks they were given, and the measures are
-taken beside them. Where a model hands queries and keys to Transformers' attention interface, they are taken there, and no
-attention matrix is stored; where its attention function makes the matrix anyway (eager), the matrix is taken. Models that call
-PyTorch's attention themselves (Falcon) are watched there. Models that compute attention on their own (DeBERTa-v2, BLOOM, GPT-J,
-XLM, ...) are asked for their matrix by ``output_attentions``.
+The model's own attention functions run with their masks. Queries and keys are taken from calls of Transformers' attention
+interface, so no attention matrix is stored; eager attention provides its matrix. Calls of PyTorch's attention (Falcon) are
+observed too. Models with their own code for attention (DeBERTa-v2, BLOOM, GPT-J, XLM, ...) return their matrix by
+``output_attentions``.
 
-Implementations other than eager and PyTorch's (flash, flex) read masks in formats of their own. While such a model is observed
-it runs on PyTorch's attention, so its outputs are the same up to rounding only; everywhere else, to the last bit.
+Implementations other than eager and PyTorch's (flash, flex) read masks in other formats. Such a model runs on PyTorch's
+attention meanwhile, so its outputs are equal up to rounding. Outputs of all other models are equal to the bit.
 """
 
 from __future__ import annotations
@@ -26,22 +25,19 @@ from transformers.integrations.sdpa_attention import repeat_kv
 from gates.attention.intercept import (
     DIRECT,
     INTERFACE,
-    asking_for_matrix,
     attention_calls,
     global_names,
     implementation_of,
     matrix_among,
     observing,
     readable_implementation,
+    requesting_matrix,
     sparse_site,
 )
 from gates.attention.sites import AttentionSite
 from gates.attention.valid import Valid, valid_by_site
 from gates.errors import GateError
 from gates.scores.attention import AttentionEntropy, AttentionMetric, bias_of, visible_keys
-
-WHOLE = 0.02
-"""How far from one the weights of a query may sum in half precision."""
 
 
 @contextmanager
@@ -51,22 +47,20 @@ def observe_attention(
     metrics: Sequence[AttentionMetric],
     valid: Valid,
 ) -> Iterator[None]:
-    """Feed ``metrics`` from every forward pass of ``model`` inside the block; outputs are those in evaluation mode.
+    """Update ``metrics`` with every forward pass of ``model`` inside the block.
 
-    Model and gates are in evaluation mode inside the block, so without dropout and draws, and a compiled model runs uncompiled.
-
-    Queries and keys are taken where the model hands them to its attention function: after rotary embedding and
-    scaling, before dropout and before the gates.
+    Model and gates are in evaluation mode, and a compiled model runs uncompiled. Queries and keys are taken after rotary
+    embedding and scaling, before dropout and the gates.
 
     Args:
-        model: any model whose attention :func:`gates.attention.sites.find_attention` covers, but block-sparse attention.
-        sites: attention modules of the model.
-        metrics: Metrics, each of which receives its measure of every site.
-        valid: queries that are not padding, ``[batch, query]``, by kind or by the name of a module; None if all count.
+        model: A model whose attention :func:`gates.attention.sites.find_attention` covers, except block-sparse attention.
+        sites: The attention modules of the model.
+        metrics: The Metrics to update at every site.
+        valid: The queries that are not padding, ``[batch, query]``, by kind or by the name of a module; None if all count.
 
     Raises:
-        GateError: for block-sparse attention; for a mask of several stacks or of another shape; if the attention of some site
-            was not seen, or its weights do not sum to one.
+        GateError: For block-sparse attention or a mask that does not fit. Also if the attention of some site was not observed,
+            or its weights do not sum to one.
 
     >>> from gates import AttentionConfidence, AttentionEntropy, find_attention
     >>> from transformers import BertConfig, BertModel
@@ -105,7 +99,7 @@ def observe_attention(
 def observe_entropy(
     model: PreTrainedModel, sites: tuple[AttentionSite, ...], metric: AttentionEntropy, valid: Valid
 ) -> Iterator[None]:
-    """:func:`observe_attention` for the entropy alone.
+    """Call :func:`observe_attention` with only the entropy.
 
     >>> from gates import AttentionEntropy, find_attention
     >>> from transformers import GPT2Config, GPT2Model
@@ -126,13 +120,13 @@ Update = Callable[[int, Measure, Tensor], None]
 
 @contextmanager
 def watched_attention(model: PreTrainedModel, sites: tuple[AttentionSite, ...], update: Update) -> Iterator[None]:
-    """Watch every site where it hands out its attention: in a function's call, or else among its outputs. ``update`` is called
-    with the index of a site, what measures its attention, and the keys each query sees."""
+    """Observe the attention of every site in a function call or among its outputs. ``update`` gets the index of a site, a
+    function that measures its attention, and the number of keys that each query sees."""
     calls = _Calls(sites, update)
     own = [site for site in sites if _computes_on_its_own(model, site)]
     with ExitStack() as stack:
         for site in own:
-            stack.enter_context(asking_for_matrix(site.core))
+            stack.enter_context(requesting_matrix(site.core))
         for position, site in enumerate(sites):
             for handle in (
                 site.core.register_forward_pre_hook(partial(calls.enter, position)),
@@ -146,24 +140,24 @@ def watched_attention(model: PreTrainedModel, sites: tuple[AttentionSite, ...], 
 
 
 def _computes_on_its_own(model: PreTrainedModel, site: AttentionSite) -> bool:
-    """Whether a site calls no attention function that could be watched."""
+    """Return whether a site calls no attention function that can be observed."""
     names = global_names(site.core)
     return INTERFACE not in names and (DIRECT not in names or implementation_of(model, site.core) == "eager")
 
 
 class _Calls:
-    """Takes attention from function calls while its site runs, and from the site's outputs where there was no call."""
+    """Take attention from function calls while its site runs, or from the site's outputs if there was no call."""
 
     def __init__(self, sites: tuple[AttentionSite, ...], update: Update) -> None:
         self.sites = sites
         self.update = update
-        self.running: list[int] = []  # sites whose attention is still to be seen
+        self.running: list[int] = []  # running sites whose attention was not observed yet
 
     def enter(self, position: int, *_: Any) -> None:
         self.running.append(position)
 
     def leave(self, position: int, core: nn.Module, args: Any, output: Any) -> None:
-        """The matrix among a module's outputs, unless its attention was seen in a call."""
+        """Take the matrix among a module's outputs, unless its attention was observed in a call."""
         if position not in self.running:
             return
         self.running.remove(position)
@@ -184,7 +178,7 @@ class _Calls:
         attention_mask: Tensor | None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """A call of the model's attention function, whose result is passed on."""
+        """Observe a call of the model's attention function and return its result."""
         output, weights = attend(module, query, key, value, attention_mask, **kwargs)
         for position in self._taken(module):
             with torch.no_grad():
@@ -192,7 +186,7 @@ class _Calls:
                 causal = not eager and attention_mask is None and _says_causal(module, query, kwargs.get("is_causal"))
                 visible = visible_keys(query, key, attention_mask, causal)
                 sink = kwargs.get("s_aux")
-                if eager and sink is None:  # the matrix knows what else was done to the scores
+                if eager and sink is None:  # the matrix includes all changes of the scores
                     if kwargs.get("dropout"):
                         weights = attend(module, query, key, value, attention_mask, **{**kwargs, "dropout": 0.0})[1]
                     self.update(position, _of_matrix(module, weights, visible), visible)
@@ -214,7 +208,7 @@ class _Calls:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> None:
-        """A call of PyTorch's attention, with its arguments."""
+        """Observe a call of PyTorch's attention with these arguments."""
         mask = None if attn_mask is None else attn_mask[(None,) * (4 - attn_mask.dim())]  # it may be one for all texts or heads
         for position in self._taken(None):
             with torch.no_grad():
@@ -222,7 +216,7 @@ class _Calls:
                 self.update(position, _measure(query, key, scale, mask, causal=is_causal), visible)
 
     def _taken(self, module: nn.Module | None) -> list[int]:
-        """Return running sites that a call of this module, or of the innermost running site, belongs to; they count as seen."""
+        """Return the running sites of this module, or of the innermost running site, and mark them as observed."""
         innermost = self.sites[self.running[-1]].core if self.running else None
         core = innermost if module is None else module
         taken = [position for position in self.running if self.sites[position].core is core]
@@ -231,7 +225,7 @@ class _Calls:
 
 
 class _ScaledDotProducts(TorchFunctionMode):
-    """Sees the calls of PyTorch's attention."""
+    """Observe the calls of PyTorch's attention."""
 
     def __init__(self, calls: _Calls) -> None:
         super().__init__()
@@ -246,12 +240,12 @@ class _ScaledDotProducts(TorchFunctionMode):
 
 
 def _says_causal(module: nn.Module, query: Tensor, is_causal: bool | None) -> bool:
-    """What Transformers takes a missing mask for, with PyTorch's attention; a single query sees all keys."""
+    """Return whether Transformers treats a missing mask as causal, with PyTorch's attention. A single query sees all keys."""
     return query.shape[2] > 1 and bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
 
 
 def _with_position_bias(mask: Tensor | None, position_bias: Tensor | None, keys: int) -> Tensor | None:
-    """A mask with what a model adds to its scores by position, which has as many rows and columns as the matrix anyway."""
+    """Add a position bias, which has the size of the attention matrix, to a mask."""
     if position_bias is None or not bool(position_bias.any()):
         return mask
     added = position_bias.float()
@@ -268,7 +262,7 @@ def _measure(query: Tensor, key: Tensor, scale: float | None, mask: Tensor | Non
 
 
 def _of_matrix(module: nn.Module, weights: Tensor | None, visible: Tensor) -> Measure:
-    """The measure of weights ``[batch, heads, query, key]``, which have to be a distribution for each query that sees keys."""
+    """Return a measure of weights ``[batch, heads, query, key]``, which must sum to 1 for each query that sees keys."""
     if weights is None or weights.dim() != 4:
         raise GateError(
             f"{type(module).__name__} does not hand out its attention weights, so its entropy is not known; "
@@ -276,7 +270,7 @@ def _of_matrix(module: nn.Module, weights: Tensor | None, visible: Tensor) -> Me
         )
     p = weights.float()
     rest = (1 - p.sum(-1)).abs().masked_fill(visible == 0, 0.0)
-    if bool((rest > WHOLE).any()):
+    if bool((rest > 0.02).any()):  # tolerates half precision
         raise GateError(
             f"the attention weights of {type(module).__name__} do not sum to 1 (off by {float(rest.max()):.2g}), so their "
             "entropy is not defined; leave the entropy rankings out"

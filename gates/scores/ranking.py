@@ -1,7 +1,6 @@
-"""From scores to rankings to masks, and how much two masks agree.
+"""Turn scores into rankings, and measure the agreement of two masks.
 
-Scores are flat, ``[heads]`` in site order; higher means keep first. Every score named here is turned so that this
-holds.
+Scores are flat, ``[heads]`` in site order. Heads with higher scores are kept first.
 """
 
 from __future__ import annotations
@@ -16,21 +15,21 @@ from gates.scores.importance import normalise_by_layer
 
 RankingName = Literal["his", "entropy-low-first", "entropy-high-first", "hies", "rank-sum", "random", "his-inverted"]
 RANKINGS: tuple[RankingName, ...] = get_args(RankingName)
-"""``entropy-low-first`` gives up the heads of lowest entropy first, ``entropy-high-first`` those of highest."""
+"""``entropy-low-first`` removes the heads of lowest entropy first, ``entropy-high-first`` those of highest."""
 
 
 def ranking_scores(
     name: RankingName, *, his: Tensor, entropy: Tensor, layer_index: Tensor, alpha: float = 0.5, seed: int = 0
 ) -> Tensor:
-    """The scores behind a named ranking, ``[heads]``, higher kept first.
+    """Return the scores of a named ranking, ``[heads]``; higher is kept first.
 
     Args:
-        name: name of the ranking, one of :data:`RANKINGS`.
-        his: raw HIS ``[heads]``; normalised by layer here.
-        entropy: mean normalised attention entropy ``[heads]``.
-        layer_index: layer of each head ``[heads]``.
-        alpha: weight of HIS in ``hies``; choose it on a selection split.
-        seed: seed of ``random``.
+        name: The name of the ranking, one of :data:`RANKINGS`.
+        his: The raw HIS, ``[heads]``, which this function normalises by layer.
+        entropy: The mean normalised attention entropy, ``[heads]``.
+        layer_index: The layer of each head, ``[heads]``.
+        alpha: The weight of HIS in ``hies``. Choose it on a selection split.
+        seed: The seed of ``random``.
 
     >>> his, entropy, layer = torch.tensor([3.0, 4.0, 1.0]), torch.tensor([0.9, 0.2, 0.5]), torch.tensor([0, 0, 1])
     >>> [round(score, 2) for score in ranking_scores("his", his=his, entropy=entropy, layer_index=layer).tolist()]
@@ -58,7 +57,7 @@ def ranking_scores(
 
 
 def hies(his: Tensor, entropy: Tensor, alpha: float) -> Tensor:
-    """HIS and entropy combined (Choi et al. 2025): ``alpha * minmax(HIS) + (1 - alpha) * (1 - minmax(H))``.
+    """Combine HIS and entropy (Choi et al. 2025): ``alpha * minmax(HIS) + (1 - alpha) * (1 - minmax(H))``.
 
     >>> hies(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.2, 0.2, 0.8]), alpha=0.5).tolist()
     [0.5, 0.75, 0.5]
@@ -69,14 +68,14 @@ def hies(his: Tensor, entropy: Tensor, alpha: float) -> Tensor:
 
 
 def layer_leaders_first(scores: Tensor, layer_index: Tensor) -> Tensor:
-    """Ranks of scores, with the best head of every layer ahead of all others; in the order of the scores on both sides.
+    """Return ranks of scores, with the best head of every layer before all others.
 
-    A budget of at least as many heads as layers thus keeps one head in each, as ``minimum_per_layer=1`` of
-    :func:`gates.gating.budget.budget_mask` does; a smaller one keeps the best of these.
+    A budget of at least one head per layer keeps one head in each, as ``minimum_per_layer=1`` of
+    :func:`gates.gating.budget.budget_mask` does. A smaller one keeps the best of these.
 
     Args:
-        scores: ``[heads]``, higher kept first.
-        layer_index: layer of each head, ``[heads]``.
+        scores: The scores, ``[heads]``; higher is kept first.
+        layer_index: The layer of each head, ``[heads]``.
 
     >>> layer_leaders_first(torch.tensor([0.3, 0.9, 0.1, 0.2]), torch.tensor([0, 0, 1, 1])).tolist()
     [2.0, 7.0, 0.0, 5.0]
@@ -89,7 +88,7 @@ def layer_leaders_first(scores: Tensor, layer_index: Tensor) -> Tensor:
 
 
 def ranks(scores: Tensor) -> Tensor:
-    """Rank of each entry, 0 for the lowest; ties share their mean rank."""
+    """Return the rank of each entry, 0 for the lowest; ties share their mean rank."""
     less = (scores.unsqueeze(0) < scores.unsqueeze(1)).sum(1)
     ties = (scores.unsqueeze(0) == scores.unsqueeze(1)).sum(1)
     return less + (ties - 1) / 2
@@ -101,6 +100,6 @@ def _minmax(scores: Tensor) -> Tensor:
 
 
 def jaccard(mask: Tensor, other: Tensor) -> float:
-    """Heads in both masks over heads in either; 1 for two empty masks."""
+    """Return the heads in both masks over the heads in either; 1 for two empty masks."""
     both, either = (mask * other).sum(), torch.maximum(mask, other).sum()
     return float(both / either) if either > 0 else 1.0

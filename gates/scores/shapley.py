@@ -1,16 +1,14 @@
-"""Shapley values of heads (Held and Yang 2023, arXiv 2210.05709): what a head adds to the model on average over all coalitions.
+"""Estimate the Shapley values of heads (Held and Yang 2023, arXiv 2210.05709): the mean effect of a head over all coalitions.
 
-Heads are players, and the value of a coalition is minus the loss of the model with its heads alone. The Shapley value of a head
-is what the loss rises by when the head leaves, averaged over all orders in which all heads can leave one after the other. It is
-signed: a head of negative value does harm. The values of all heads add up to the loss without any head minus the dense model's.
+The value of a coalition is minus the loss of the model with only its heads. The Shapley value of a head is the increase of the
+loss when the head is removed, averaged over all orders of removal. A negative value means harm. The values of all heads sum to
+the loss without heads minus the dense model's loss.
 
-Orders are sampled. The Shapley value of a mean is the mean of Shapley values, so every example walks from the dense model to
-the closed one in a random order of its own, with masks per example: as many passes over the data as there are heads give as
-many orders as there are examples, and the standard error is that of a mean over independent examples.
+Orders are sampled. The Shapley value of a mean is the mean of Shapley values, so every example has its own random order, with
+masks per example. One pass per head gives one order per example, and a standard error over independent examples.
 
-Walks are *truncated* (after Ghorbani and Zou 2019, arXiv 1904.02868) where next to nothing can follow: as soon as the losses of
-all walks are, in the mean, within a small share of the whole way from those without any head, each example's rest is divided
-evenly among its heads that are left, which keeps the sum exact.
+Walks are *truncated* (after Ghorbani and Zou 2019, arXiv 1904.02868) when the mean loss is close to the loss without heads. The
+rest of each example is divided evenly among its remaining heads, which keeps the sum exact.
 """
 
 from __future__ import annotations
@@ -27,8 +25,7 @@ from gates.scores.metric import HeadMetric
 
 
 def removal_orders(places: Sequence[int], gates: int, *, seed: int = 0) -> Tensor:
-    """Return a random order of all gates for every example, ``[examples, gates]``. An order is a function of the number of its
-    example alone, whichever process has the example."""
+    """Return a random order of all gates for every example, ``[examples, gates]``, which only depends on its number."""
     orders = torch.empty(len(places), gates, dtype=torch.long)
     for row, place in enumerate(places):
         generator = torch.Generator().manual_seed(seed * 1_000_003 + place)
@@ -43,13 +40,13 @@ def shapley_rows(
     mean: Callable[[Tensor], float] = lambda values: float(values.mean()),
     tolerance: float = 0.02,
 ) -> Tensor:
-    """What each example's loss rises by as its gates leave in its order, ``[examples, gates]``, float64.
+    """Return the increase of each example's loss by each gate in its order of removal, ``[examples, gates]``, float64.
 
     Args:
-        orders: from :func:`removal_orders`.
-        losses_of: function from masks ``[examples, gates]``, one for each example, to their losses ``[examples]``.
-        tolerance: share of the mean absolute change from the dense model to the closed one below which walks are truncated; 0
-            walks them to their end.
+        orders: The orders from :func:`removal_orders`.
+        losses_of: A function from masks ``[examples, gates]``, one for each example, to their losses ``[examples]``.
+        mean: A function that averages over the examples of all processes.
+        tolerance: The share of the mean absolute change of the loss at which walks are truncated; 0 for no truncation.
     """
     if tolerance < 0:
         raise GateError(f"the tolerance of truncated walks is {tolerance}; expected 0 (no truncation) or a small share above")
@@ -69,11 +66,11 @@ def shapley_rows(
 
 
 class Shapley(NamedTuple):
-    """Shapley values, each ``[gates]``, float64, in units of the loss.
+    """Hold Shapley values, each ``[gates]``, float64, in units of the loss.
 
     Args:
-        values: estimates; negative for a head that does harm.
-        standard_error: of these.
+        values: The estimates, negative for a harmful head.
+        standard_error: The standard errors of the estimates.
     """
 
     values: Tensor
@@ -81,11 +78,7 @@ class Shapley(NamedTuple):
 
 
 class ShapleyValues(HeadMetric):
-    """Streams rows of :func:`shapley_rows` into their mean and its standard error; exact under DDP.
-
-    Args:
-        kwargs: arguments of :class:`torchmetrics.Metric`.
-    """
+    """Stream rows of :func:`shapley_rows` into their mean and its standard error, exactly under DDP."""
 
     total: Tensor
     square: Tensor
@@ -98,11 +91,7 @@ class ShapleyValues(HeadMetric):
         self.add_state("samples", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, rows: Tensor) -> None:
-        """Add rows ``[examples, gates]``.
-
-        Raises:
-            GateError: for rows of another shape.
-        """
+        """Add rows ``[examples, gates]``."""
         check_rows(rows, len(self.total))
         self.total += rows.double().sum(0)
         self.square += rows.double().square().sum(0)

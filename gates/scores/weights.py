@@ -1,6 +1,6 @@
-"""Importance of a head by its output weights: the sum of ``|w * dL/dw|`` over its columns of the output projection.
+"""Score a head by its output weights: the sum of ``|w * dL/dw|`` over its columns of the output projection.
 
-The first-order (Taylor) criterion of Molchanov et al. 2017 and 2019 on weights alone; the gradient is averaged over the
+This is the first-order (Taylor) criterion of Molchanov et al. 2017 and 2019 on weights. The gradient is averaged over the
 scoring set *before* the product. Without the absolute value the sum over a head's columns is exactly the signed gradient of
 its gate, ``sum_w w * dL/dw = dL/dz`` at z = 1, because the gate scales those columns. So the score is at least ``|E dL/dz|``;
 HIS, ``E |dL/dz|``, takes the absolute value per example and after the sum over weights.
@@ -42,7 +42,7 @@ def weight_taylor(gates: HeadGates, gradients: Sequence[Tensor], *, absolute: bo
 
 
 class MeanGradients(HeadMetric):
-    """The gradient of the mean loss over all examples with respect to tensors of some shapes; exact under DDP."""
+    """Average gradients of the loss over all examples, exactly under DDP."""
 
     examples: Tensor
 
@@ -54,13 +54,13 @@ class MeanGradients(HeadMetric):
         self.add_state("examples", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, gradients: Sequence[Tensor], examples: int) -> None:
-        """Add a batch: gradients of its mean loss, and how many examples it has."""
+        """Add the gradients of a batch's mean loss, and the number of its examples."""
         for name, gradient in zip(self._names, gradients, strict=True):
             getattr(self, name).add_(gradient, alpha=examples)
         self.examples += examples
 
     def compute(self) -> list[Tensor]:
-        """The mean gradients, in the order and shapes of the tensors."""
+        """Return the mean gradients, in the order and shapes of the tensors."""
         return [getattr(self, name) / self.examples for name in self._names]
 
 
@@ -78,8 +78,8 @@ class MeanGradients(HeadMetric):
 
 
 class HeadOutputVariance(MeanHeadOutput):
-    """The sample variance of every feature of the concatenated heads over all queries that are not padding; exact under DDP. It
-    is fed by :func:`gates.attention.intercept.observe_head_outputs`."""
+    """Compute the sample variance of every feature of the heads over all queries that are not padding, exactly under DDP. Its
+    input comes from :func:`gates.attention.intercept.observe_head_outputs`."""
 
     def __init__(self, sites: Sequence[AttentionSite], **kwargs: Any) -> None:
         super().__init__(sites, **kwargs)
@@ -91,7 +91,7 @@ class HeadOutputVariance(MeanHeadOutput):
         getattr(self, self._squares[site]).add_(rows.square().sum(0).to(self.count.device))
 
     def compute(self) -> list[Tensor]:
-        """For each site, the variances ``[heads * head_dim]``, float64."""
+        """Return for each site the variances ``[heads * head_dim]``, float64."""
         variances = []
         for mean, square, count in zip(super().compute(), self._squares, self.count, strict=True):
             spread = getattr(self, square) - count * mean.square()
@@ -111,7 +111,7 @@ def fluctuation(gates: HeadGates, variances: Sequence[Tensor]) -> Tensor:
 
 
 def _standardised(values: Tensor) -> Tensor:
-    """To mean 0 and sample standard deviation 1; zeros where all are equal."""
+    """Scale to mean 0 and sample standard deviation 1; zeros if all values are equal."""
     spread = values.std()
     return torch.where(spread > 0, (values - values.mean()) / spread, 0.0)
 
@@ -129,19 +129,19 @@ def _standardised(values: Tensor) -> Tensor:
 
 
 def input_weights(gates: HeadGates) -> list[Tensor]:
-    """The weights of every site's query, key and value projections, as their classes store them; each once."""
+    """Return the weights of every site's query, key and value projections, as their classes store them; each once."""
     check_merged(gates.model)
     without = next((site for site in gates.sites if site.gate_only), None)
     if without is not None:
         raise GateError(
-            f"{type(without.core).__name__} has no query, key and value weights of each head that could be told apart "
+            f"{type(without.core).__name__} has no separate query, key and value weights for each head "
             f"({without.gate_only}); rank its heads by another score, such as his"
         )
     return [site.projection(path).weight for site in gates.sites for path in _paths(site)]
 
 
 def _paths(site: AttentionSite) -> list[str]:
-    """The paths of the projections, each once: one that is fused holds several parts."""
+    """Return the paths of the projections, each once, since a fused one has several parts."""
     return list(dict.fromkeys(path for path, _ in rows_of_parts(site).values()))
 
 

@@ -1,1 +1,1 @@
-"""Searches for a better mask within its budget."""
+"""Search for a better mask within its budget."""

@@ -1,11 +1,11 @@
-"""What each head does to a task, by two fits of all gates on frozen weights (Causal Head Gating; Nam et al. 2025).
+"""Find the effect of each head on a task by two fits of all gates on frozen weights (Causal Head Gating; Nam et al. 2025).
 
-One fit pays a price for every open head, the other receives it as a reward. A head that stays open although it costs is
-*facilitating*: without it the task suffers. One that stays closed although open ones are rewarded is *interfering*: the task is
-better off without it. One that goes wherever the price goes is *irrelevant*.
+One fit pays a price for every open head, the other receives a reward. A head that stays open at a price is *facilitating*: the
+task needs it. A head that stays closed despite the reward is *interfering*: it harms the task. A head that follows the price
+is *irrelevant*.
 
-Gates here are Hard-Concrete and the price is on their expected number, as wherever this library learns gates. The paper's are
-sigmoids with a price on their logits. As there, both fits go on from one without a price, from a random start.
+The gates are Hard-Concrete with a price on their expected number. The paper uses sigmoids with a price on their logits. As in
+the paper, both fits continue a fit without a price from a random start.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ Batch = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class CausalRoles:
-    """The gates that both fits ended with, for several seeds.
+    """Hold the final gates of both fits for several seeds.
 
     Args:
-        priced: gates of the fits with a price, ``[seeds, gates]``, from 0 to 1.
-        rewarded: gates of those with a reward, ``[seeds, gates]``.
+        priced: The gates of the fits with a price, ``[seeds, gates]``, from 0 to 1.
+        rewarded: The gates of the fits with a reward, ``[seeds, gates]``.
     """
 
     priced: Tensor
     rewarded: Tensor
 
     def scores(self) -> Tensor:
-        """How far each gate has each of :data:`ROLES` by each seed, ``[seeds, gates, 3]``: open in spite of the price; open for
-        the reward alone; closed in spite of the reward."""
+        """Return the score of each of :data:`ROLES` for each gate and seed, ``[seeds, gates, 3]``: open despite the price;
+        open only for the reward; closed despite the reward."""
         return torch.stack([self.priced, self.rewarded * (1 - self.priced), 1 - self.rewarded], dim=-1)
 
     def roles(self) -> Tensor:
-        """Position in :data:`ROLES` of each gate's role, ``[gates]``: the one of the highest mean score over seeds."""
+        """Return the index in :data:`ROLES` of each gate's role, ``[gates]``, which has the highest mean score over seeds."""
         return self.scores().mean(0).argmax(-1)
 
     def agreement(self) -> Tensor:
-        """Share of the seeds whose own role of a gate is that of all, ``[gates]``."""
+        """Return the share of seeds that agree with the role of all seeds, ``[gates]``."""
         return (self.scores().argmax(-1) == self.roles()).double().mean(0)
 
     def names(self) -> list[str]:
-        """The role of each gate, by its name."""
+        """Return the name of each gate's role."""
         return [ROLES[role] for role in self.roles().tolist()]
 
 
@@ -70,21 +70,21 @@ def causal_roles(
     seeds: Sequence[int] = (0, 1, 2),
     advance: Callable[[], None] = lambda: None,
 ) -> CausalRoles:
-    """Fit all gates with a price and with a reward, for each of several seeds. Weights and gates stay as they are.
+    """Fit all gates with a price and with a reward for each seed, without changing weights or gates.
 
     Args:
-        gates: gates of a model.
-        batches: the model's inputs; a fit goes over them again and again, in an order that its seed draws.
-        losses: function that runs the model on a batch and returns per-example losses ``[examples]``.
-        price: what an open gate costs, in units of the loss, and what it earns in the other fit. A head whose absence adds less
-            than that to the loss is irrelevant.
-        steps: optimiser steps of each of a seed's three fits: without a price, then with a price and with a reward from there.
-        learning_rate: of Adam, for ``log_alpha``.
-        seeds: of the start, the order of batches and the gates' draws.
-        advance: called after every step, to show progress.
+        gates: The gates of a model.
+        batches: The model's inputs, which each fit repeats in an order drawn from its seed.
+        losses: A function that runs the model on a batch and returns per-example losses ``[examples]``.
+        price: The price of an open gate in units of the loss, and its reward in the other fit. A head that changes the loss by
+            less is irrelevant.
+        steps: The optimiser steps of each of a seed's three fits: without a price, with a price, and with a reward.
+        learning_rate: The learning rate of Adam for ``log_alpha``.
+        seeds: The seeds of the start, the order of batches and the gates' draws.
+        advance: A function called after every step to show progress.
 
     Raises:
-        GateError: without batches or seeds, or for a price, steps or a learning rate that are not above 0.
+        GateError: Without batches or seeds, or if price, steps or learning rate are not above 0.
 
     >>> from transformers import BertConfig, BertForSequenceClassification
     >>> model = BertForSequenceClassification(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4))
@@ -111,9 +111,9 @@ def causal_roles(
 
 @dataclass(frozen=True)
 class _Fit:
-    """Fits of one seed; see :func:`causal_roles`."""
+    """Fit the gates for one seed; see :func:`causal_roles`."""
 
-    of: HeadGates
+    head_gates: HeadGates
     batches: Sequence[Batch]
     losses: Callable[[Batch], Tensor]
     steps: int
@@ -122,23 +122,23 @@ class _Fit:
     advance: Callable[[], None]
 
     def random_start(self) -> Tensor:
-        """Where ``log_alpha`` begins, ``[gates]``: about as often above 0 as below."""
-        return torch.randn(self.of.size, generator=torch.Generator().manual_seed(self.seed)).to(self.of.mask)
+        """Draw the first ``log_alpha``, ``[gates]``, as often above 0 as below."""
+        return torch.randn(self.head_gates.size, generator=torch.Generator().manual_seed(self.seed)).to(self.head_gates.mask)
 
     def gates(self, price: float, start: Tensor) -> Tensor:
-        """The evaluation gates ``[gates]`` that a fit ends with, on the CPU."""
+        """Return the evaluation gates ``[gates]`` at the end of a fit, on the CPU."""
         learned = self._learned(self.log_alpha(price, start))
         with evaluating(learned):
             return learned().detach().cpu()
 
     def log_alpha(self, price: float, start: Tensor) -> Tensor:
-        """What ``log_alpha`` ``[gates]`` comes to from a start, at a price or, below 0, a reward of open gates."""
+        """Return ``log_alpha`` ``[gates]`` after a fit with a price, or a reward if it is below 0."""
         learned = self._learned(start)
         optimizer = torch.optim.Adam([learned.log_alpha], lr=self.learning_rate)
         generator = torch.Generator(start.device).manual_seed(self.seed)
         for batch in islice(self._in_some_order(), self.steps):
             values = learned(generator, draws=count_examples(batch))
-            with self.of.use(values):
+            with self.head_gates.use(values):
                 loss = self.losses(batch).mean()
             (loss + l0_penalty(learned.open_probability(), price)).backward()
             optimizer.step()
@@ -148,7 +148,7 @@ class _Fit:
         return learned.log_alpha.detach().clone()
 
     def _learned(self, log_alpha: Tensor) -> HardConcrete:
-        learned = HardConcrete(self.of.size).to(log_alpha.device)
+        learned = HardConcrete(self.head_gates.size).to(log_alpha.device)
         with torch.no_grad():
             learned.log_alpha.copy_(log_alpha)
         return learned.train()

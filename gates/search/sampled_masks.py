@@ -1,9 +1,8 @@
-"""The best of several masks drawn around a ranking. No training.
+"""Draw masks around a ranking and select the best, without training.
 
-Scores perturbed by Gumbel noise and cut at the budget are a draw without replacement from the softmax of the scores over a
-temperature (Vieira 2014; Kool, van Hoof and Welling 2019), so that masks differ from the ranking's own where its order is
-least certain. They race on calibration data (:mod:`gates.search.successive_halving`); the mask they were drawn around is
-one of the finalists.
+Scores with Gumbel noise, cut at the budget, are a draw without replacement from the softmax of the scores over a temperature
+(Vieira 2014; Kool, van Hoof and Welling 2019). So masks differ from the ranking's mask where its order is least certain. They
+race on calibration data (:mod:`gates.search.successive_halving`), and the ranking's mask is one of the finalists.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from gates.search.successive_halving import Loss, Metered, race
 
 @dataclass(frozen=True)
 class BestDraw:
-    """The best of several masks.
+    """Hold the best of several masks.
 
     Args:
-        mask: 0/1 ``[gates]``.
-        losses: losses on all calibration data, of the mask to start from and of the best.
-        passes: number of passes over the calibration data that it took.
+        mask: The mask of 0 and 1, ``[gates]``.
+        losses: The losses of the first and the best mask on all calibration data.
+        passes: The number of passes over the calibration data.
     """
 
     mask: Tensor
@@ -37,8 +36,8 @@ class BestDraw:
 
 
 def spread_ranks(scores: Tensor) -> Tensor:
-    """A ranking on the scale of ``log_alpha``, for scores without a scale of their own: ranks ``[gates]`` as evenly spaced
-    numbers from minus to plus :data:`gates.gating.hard_concrete.LOG_ALPHA_LIMIT`; ties share their mean."""
+    """Return the ranks of scores ``[gates]`` on the scale of ``log_alpha``: evenly spaced numbers from minus to plus
+    :data:`gates.gating.hard_concrete.LOG_ALPHA_LIMIT`. Ties share their mean."""
     last = max(1, len(scores) - 1)
     return LOG_ALPHA_LIMIT * (2 * ranks(scores).double() / last - 1)
 
@@ -54,15 +53,14 @@ def draw_masks(
     temperature: float,
     seed: int,
 ) -> list[Tensor]:
-    """Masks of the highest perturbed scores within a budget.
+    """Return at most ``count`` different masks ``[gates]`` of the highest perturbed scores within a budget.
 
     Args:
-        scores: log-weights ``[gates]``, such as ``log_alpha`` or :func:`spread_ranks`.
-        budget, kind_index, layer_index, minimum_per_layer: see :func:`gates.gating.budget.budget_mask`.
-        temperature: divisor of the scores, above 0; near 0 every draw is the mask of the ranking.
-
-    Returns:
-        0/1 masks ``[gates]``, each once: at most ``count`` of them.
+        scores: The log-weights ``[gates]``, such as ``log_alpha`` or :func:`spread_ranks`.
+        budget, kind_index, layer_index, minimum_per_layer: The budget; see :func:`gates.gating.budget.budget_mask`.
+        count: The number of draws.
+        temperature: The divisor of the scores. Must be above 0; near 0 every draw is the mask of the ranking.
+        seed: The seed of the draws.
     """
     if not temperature > 0:
         raise GateError(f"the temperature of draws is {temperature}; expected a number above 0")
@@ -84,8 +82,7 @@ def draw_masks(
 
 
 def best_draw(start: Tensor, draws: Sequence[Tensor], *, loss: Loss) -> BestDraw:
-    """The mask of the lowest loss on all data among the one to start from, which the others have to beat, and the finalists
-    of a race of draws."""
+    """Return the mask with the lowest loss on all data: the first mask or a better finalist of a race of draws."""
     meter = Metered(loss)
     best, least = start, meter(start, 1.0)
     first = least

@@ -1,5 +1,5 @@
-"""Masks race on parts of the calibration data, and few come to be judged on all of it (successive halving; Jamieson and
-Talwalkar 2016)."""
+"""Compare masks on parts of the calibration data, and keep few for all of it (successive halving; Jamieson and Talwalkar
+2016)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 Loss = Callable[[Tensor, float], float]
-"""Of a mask on a share of the calibration data, above 0 and at most 1; the same examples for the same share."""
+"""A function from a mask and a share of the calibration data, above 0 and at most 1, to the loss. Each share always has the
+same examples."""
 ROUNDS = ((1 / 8, 8), (1 / 4, 4))
-"""Shares of the data on which masks are compared, and how many stay after each."""
+"""The share of the data and the number of survivors of each round."""
 
 
 class Metered:
-    """A loss that counts the passes over the data that it takes."""
+    """Count the passes over the data that a loss takes."""
 
     def __init__(self, loss: Loss) -> None:
         self.loss, self.passes = loss, 0.0
@@ -25,7 +26,7 @@ class Metered:
 
 
 def passes_of(count: int) -> float:
-    """Passes over the data of a race of so many masks, and of one more look at all of it for each that is in front."""
+    """Return the passes over the data for a race of ``count`` masks and one evaluation of each survivor on all data."""
     passes = 0.0
     for share, survivors in ROUNDS:
         if count > survivors:
@@ -34,7 +35,7 @@ def passes_of(count: int) -> float:
 
 
 def race(masks: Sequence[Tensor], loss: Loss) -> list[int]:
-    """Numbers of the masks in front after all rounds, best first; a round that nobody would leave is not run."""
+    """Return the numbers of the surviving masks, best first. A round without a loser is skipped."""
     running = list(range(len(masks)))
     for share, survivors in ROUNDS:
         if len(running) > survivors:

@@ -1,12 +1,12 @@
-"""Refine a mask by swaps: give up a kept head for a dropped one wherever that lowers the loss beyond noise. No training.
+"""Refine a mask by swaps: replace a kept head by a dropped one where that lowers the loss significantly, without training.
 
-Two halves of the calibration data have two offices. On the *proposing* half, the gradient of the loss with respect to the
-gates, at the mask, says to first order what adding each dropped head and giving up each kept one would do, and the most
-promising pairs race on parts of it (:mod:`gates.search.successive_halving`). On the *deciding* half, a swap in front is
-taken only if the loss falls significantly, by a paired test over the examples: the mean gain has to exceed its standard
-error as often as the normal quantile of the level says, corrected for the number of swaps tested in the round (Bonferroni).
-The race needs no correction, since its examples do not decide. A search ends with the first round that takes nothing, so a
-mask that no swap improves is left alone with a probability of at least one minus the level, however long the search.
+The calibration data is split into two halves with different jobs. On the *proposing* half, the gradient of the loss with
+respect to the gates estimates the effect of adding and dropping each head. The most promising pairs race on parts of this half
+(:mod:`gates.search.successive_halving`). On the *deciding* half, a finalist is accepted only if a paired test over the examples
+is significant. The mean gain, in standard errors, has to exceed the normal quantile of the level, corrected for the number of
+tests in the round (Bonferroni). The race needs no correction, because its examples do not decide. The search ends with the
+first round without an accepted swap. So a mask that no swap improves stays unchanged with a probability of at least one minus
+the level, however long the search.
 """
 
 from __future__ import annotations
@@ -28,21 +28,18 @@ from gates.options import MIN_SWAP_PASSES
 from gates.search.successive_halving import Loss, Metered, race
 
 CANDIDATES = 16
-"""Swaps that race for each gradient."""
-
-SIGNIFICANCE = 0.05
-"""Level at which a round of swaps is tested."""
+"""The number of swaps in the race of each gradient."""
 
 Swap = tuple[int, int]
 
 
 class Gain(NamedTuple):
-    """What a swap gains on the deciding examples.
+    """Hold the gain of a swap on the deciding examples.
 
     Args:
-        mean: of the loss before less the loss after, over examples.
-        standard_error: of this mean, from the differences of single examples.
-        needed: standard errors that the mean had to exceed.
+        mean: The mean over examples of the loss before minus the loss after.
+        standard_error: The standard error of this mean.
+        needed: The number of standard errors that the mean has to exceed.
     """
 
     mean: float
@@ -56,16 +53,16 @@ class Gain(NamedTuple):
 
 @dataclass(frozen=True)
 class Refinement:
-    """A refined mask and how it came about.
+    """Hold a refined mask and the history of the search.
 
     Args:
-        mask: 0/1 ``[gates]``, with as many ones as the mask it came from.
-        losses: mean losses on the deciding half: of the mask it came from, then after every swap taken; falls strictly.
-        swaps: pairs (added, given up) of gate numbers, in their order.
-        gains: of these swaps, in their order.
-        tested: number of swaps that were tested on the deciding half.
-        passes: number of forward passes over one half that it took.
-        gradients: number of gradients over the proposing half that it took.
+        mask: The mask of 0 and 1, ``[gates]``, with as many ones as the first mask.
+        losses: The mean losses on the deciding half, of the first mask and after each accepted swap. They fall strictly.
+        swaps: The accepted pairs (added, dropped) of gate numbers, in order.
+        gains: The gains of these swaps, in order.
+        tested: The number of swaps tested on the deciding half.
+        passes: The number of forward passes over one half.
+        gradients: The number of gradients over the proposing half.
     """
 
     mask: Tensor
@@ -79,17 +76,13 @@ class Refinement:
 
 @dataclass(frozen=True)
 class Limits:
-    """Which swaps a budget allows.
+    """Describe the swaps that a budget allows.
 
     Args:
-        within: a number per gate, ``[gates]``; only gates with equal numbers are swapped for one another (their kind, where
-            each kind has a budget of its own); None for no such limit.
-        layer_index: layer of each gate ``[gates]``; needed with a minimum per layer.
-        minimum_per_layer: number of heads that every layer keeps; a layer with so few swaps them only among its own.
-        time: that the mask is to be within after the swap; None for no limit.
-
-    Raises:
-        GateError: for a minimum per layer without layers.
+        within: A number per gate, ``[gates]``, such as its kind. Only gates with equal numbers are swapped. None for no limit.
+        layer_index: The layer of each gate, ``[gates]``. A minimum per layer requires it.
+        minimum_per_layer: The number of heads that every layer keeps. A layer with this number only swaps its own heads.
+        time: The time limit of the mask after the swap; None for no limit.
     """
 
     within: Tensor | None = None
@@ -104,7 +97,7 @@ class Limits:
             )
 
     def allow(self, mask: Tensor) -> Tensor:
-        """Whether each swap may be made, ``[gates to add, gates to give up]``, bool."""
+        """Return whether each swap is allowed, bool ``[gates to add, gates to drop]``."""
         allowed = (mask == 0).unsqueeze(1) & (mask > 0).unsqueeze(0)
         if self.within is not None:
             within = self.within.to(mask.device)
@@ -120,12 +113,11 @@ class Limits:
 
 
 def _within(mask: Tensor, limit: TimeLimit) -> Tensor:
-    """Whether the model is within a time after each swap, ``[gates to add, gates to give up]``, bool."""
+    """Return whether the model is within a time after each swap, bool ``[gates to add, gates to drop]``."""
     sizes, counts = [site.gates for site in limit.table.sites], counts_by_site(mask, limit)
     sites = range(len(sizes))
 
     def allows(added: int, dropped: int) -> bool:
-        """Whether sites may change by one gate."""
         after = list(counts)
         after[added] += 1
         after[dropped] -= 1
@@ -144,26 +136,25 @@ def refine_by_swaps(
     losses: Callable[[Tensor], Tensor],
     limits: Limits | None = None,
     passes: float = 40.0,
-    significance: float = SIGNIFICANCE,
+    significance: float = 0.05,
 ) -> Refinement:
-    """Swap heads while the loss falls by more than chance would have it.
+    """Swap heads while the loss falls significantly.
 
     Args:
-        mask: 0/1 ``[gates]`` to start from.
-        gradient: function from a mask to the gradient of the loss with respect to the gates there, ``[gates]``, on the
-            proposing half.
-        loss: see :data:`gates.search.successive_halving.Loss`; on the proposing half.
-        losses: function from a mask to the losses ``[examples]`` of the deciding half, which shares no example with the other;
-            the same examples in the same order at every call.
-        limits: swaps that are allowed; any by default.
-        passes: number of passes over one half after which nothing new is tried, though a race that has begun ends; the search
-            ends earlier when no proposed swap helps.
-        significance: level of a round of tests, one-sided.
+        mask: The first mask of 0 and 1, ``[gates]``.
+        gradient: A function from a mask to the gradient of the loss with respect to the gates, ``[gates]``, on the proposing
+            half.
+        loss: The loss on the proposing half; see :data:`gates.search.successive_halving.Loss`.
+        losses: A function from a mask to the losses ``[examples]`` of the deciding half, with the same order at every call.
+            The halves share no example.
+        limits: The allowed swaps. Default: any.
+        passes: The number of passes over one half after which no new swap is tried. A running race still ends.
+        significance: The one-sided level of a round of tests.
 
     Raises:
-        GateError: for fewer than :data:`MIN_SWAP_PASSES`, or a level that is not between 0 and 1.
+        GateError: For fewer than :data:`MIN_SWAP_PASSES`, or a level that is not between 0 and 1.
 
-    >>> cost = torch.tensor([4.0, 3.0, 2.0, 1.0])  # what a closed gate adds to the loss
+    >>> cost = torch.tensor([4.0, 3.0, 2.0, 1.0])  # the cost of closing each gate
     >>> def losses(mask):
     ...     return (cost * (1 - mask)).sum() + torch.tensor([-0.1, 0.0, 0.1])
     >>> def loss(mask, share):
@@ -173,7 +164,7 @@ def refine_by_swaps(
     [1.0, 1.0, 0.0, 0.0]
     """
     if passes < MIN_SWAP_PASSES:
-        raise GateError(f"a search by swaps with {passes} passes can try nothing; expected at least {MIN_SWAP_PASSES}")
+        raise GateError(f"a search by swaps has {passes} passes; expected at least {MIN_SWAP_PASSES}")
     if not 0 < significance < 1:
         raise GateError(f"the significance of swaps is {significance}; expected a level between 0 and 1, such as 0.05")
     limits = Limits() if limits is None else limits
@@ -205,8 +196,7 @@ def refine_by_swaps(
 
 
 def paired_gain(before: Tensor, after: Tensor, *, needed: float) -> Gain:
-    """Return what the same examples gain, from losses ``[examples]`` before and after; of a single example nothing is known, so
-    its standard error is infinite."""
+    """Return the gain between losses ``[examples]`` before and after. One example has an infinite standard error."""
     difference = before.double() - after.double()
     examples = len(difference)
     error = float(difference.std() / math.sqrt(examples)) if examples > 1 else math.inf
@@ -214,8 +204,8 @@ def paired_gain(before: Tensor, after: Tensor, *, needed: float) -> Gain:
 
 
 def _promising(gradient: Tensor, allowed: Tensor) -> Iterator[Swap]:
-    """Allowed swaps that lower the loss to first order, best first; no head takes part in more than two, since the pairs of
-    a head whose gradient misleads fail together."""
+    """Yield allowed swaps that lower the loss to first order, best first. Each head is in at most two of them, because all
+    pairs of a head with a misleading gradient fail together."""
     change = gradient.unsqueeze(1) - gradient.unsqueeze(0)
     promising = allowed & (change < 0)
     order = change.masked_fill(~promising, torch.inf).flatten().argsort(stable=True)

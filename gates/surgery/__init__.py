@@ -1,1 +1,1 @@
-"""Heads physically removed."""
+"""Remove heads physically."""

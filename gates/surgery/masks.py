@@ -1,4 +1,4 @@
-"""Mask files: which heads of which model are kept, in JSON that a person can read and edit."""
+"""Read and write mask files: JSON that lists the heads to keep, which a person can read and edit."""
 
 from __future__ import annotations
 
@@ -19,16 +19,13 @@ from gates.gating.budget import check_mask
 
 
 def kept_heads(sites: tuple[AttentionSite, ...], mask: Tensor) -> dict[str, list[int]]:
-    """The indices of the heads each site keeps under a flat mask ``[heads]``."""
+    """Return the indices of the heads that each site keeps under a mask ``[heads]``."""
     parts = mask.split([site.heads for site in sites])
     return {site.name: part.nonzero().flatten().tolist() for site, part in zip(sites, parts, strict=True)}
 
 
 def save_mask(path: str | os.PathLike[str], mask: Tensor, sites: tuple[AttentionSite, ...], *, method: str = "") -> None:
-    """Write a mask ``[heads]`` as JSON: for every site its kind, layer, head count and the heads it keeps.
-
-    Raises:
-        GateError: for anything but 0 or 1 for each head; nothing is written then.
+    """Write a mask ``[heads]`` of 0 and 1 as JSON: the kind, layer, head count and kept heads of every site.
 
     >>> import tempfile
     >>> from gates import find_attention
@@ -53,10 +50,10 @@ def save_mask(path: str | os.PathLike[str], mask: Tensor, sites: tuple[Attention
 
 
 def load_mask(path: str | os.PathLike[str], sites: tuple[AttentionSite, ...]) -> Tensor:
-    """Read a mask ``[heads]`` for a model with these sites, in any form that :func:`parse_mask` takes.
+    """Read a mask ``[heads]`` for a model with these sites, in any form that :func:`parse_mask` accepts.
 
     Raises:
-        GateError: if the file cannot be read, is not a mask, or is the mask of a model with other attention.
+        GateError: If the file cannot be read, is not a mask, or is the mask of another model.
 
     >>> import tempfile
     >>> from gates import find_attention
@@ -71,40 +68,38 @@ def load_mask(path: str | os.PathLike[str], sites: tuple[AttentionSite, ...]) ->
 
 
 def read_mask(path: str | os.PathLike[str]) -> Any:
-    """The content of a mask file, of which no model is needed to see that it is one."""
+    """Return the JSON content of a mask file. The check of its form needs no model."""
     try:
-        if stat.S_ISFIFO(mode := os.stat(path).st_mode) or stat.S_ISCHR(mode):  # which might never end
-            raise GateError(f"the mask file {str(path)!r} is no regular file; write the mask to one")
+        if stat.S_ISFIFO(mode := os.stat(path).st_mode) or stat.S_ISCHR(mode):  # reading might never end
+            raise GateError(f"the mask file {str(path)!r} is not a regular file; write the mask to one")
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise GateError(f"cannot read the mask file {str(path)!r}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
         raise GateError(f"{str(path)!r} is not a mask file: it is not JSON ({error})") from error
     if not content or not isinstance(content, (dict, list)) or (isinstance(content, list) and isinstance(content[0], dict)):
-        many = " of one method (this may be the masks.json of a comparison, which has many)" * isinstance(content, list)
+        many = " (the masks.json of a comparison has many masks)" * isinstance(content, list)
         raise GateError(
-            f"{str(path)!r} is not a mask file{many}: expected JSON as gates.surgery.masks.save_mask writes it, the heads kept "
-            'in each layer ({"0": [1, 5], "1": []}), or a list of 0 and 1 for each layer'
+            f"{str(path)!r} is not a mask file{many}; expected the JSON of gates.save_mask, the kept heads by layer "
+            '({"0": [1, 5], "1": []}), or rows of 0 and 1'
         )
     return content
 
 
 def parse_mask(content: Any, sites: tuple[AttentionSite, ...], *, source: str) -> Tensor:
-    """The mask ``[heads]`` that JSON content says, in one of three forms.
+    """Return the mask ``[heads]`` in JSON content of one of three forms.
 
     ======================================== ====================================================================
-    ``{"sites": [{"name", "heads", "kept"}]}`` what :func:`save_mask` writes
-    ``{"encoder.0": [1, 5], "encoder.1": []}`` the heads that each site keeps; a site is called by its name, its label or, in
-                                             a model with one site per layer, the number of its layer
-    ``[[0, 1, 0, 0], [1, 1, 0, 1]]``         0 or 1 for every head: a row for each site in their order, or one row for all
+    ``{"sites": [{"name", "heads", "kept"}]}`` The output of :func:`save_mask`.
+    ``{"encoder.0": [1, 5], "encoder.1": []}`` The heads that each site keeps, by the site's name or label. In a model with
+                                             one site per layer, the number of the layer also works.
+    ``[[0, 1, 0, 0], [1, 1, 0, 1]]``         0 or 1 for every head: a row for each site in order, or one row for all.
     ======================================== ====================================================================
 
     Args:
-        content: of a file, as :func:`read_mask` returns it.
-        source: where the content is from, for errors.
-
-    Raises:
-        GateError: if it is no mask, or that of a model with other attention.
+        content: The content of a file, from :func:`read_mask`.
+        sites: The attention modules of the model.
+        source: The name of the file, for errors.
     """
     if isinstance(content, list):
         return _of_rows(content, sites, source)
@@ -112,23 +107,21 @@ def parse_mask(content: Any, sites: tuple[AttentionSite, ...], *, source: str) -
 
 
 def _of_sites(rows: Any, sites: tuple[AttentionSite, ...], source: str) -> dict[str, list[int]]:
-    """The heads kept by name of the site, of what :func:`save_mask` writes."""
     try:
         heads = {str(row["name"]): int(row["heads"]) for row in rows}
         kept = {str(row["name"]): row["kept"] for row in rows}
     except (ValueError, KeyError, TypeError) as error:
-        raise GateError(f"{source!r} is not a mask file: expected sites with a name, heads and the heads kept") from error
+        raise GateError(f"{source!r} is not a mask file; expected sites with a name, heads and kept heads") from error
     expected = {site.name: site.heads for site in sites}
     if heads != expected:
         raise GateError(
-            f"the mask file {source!r} is for {len(heads)} sites with {sum(heads.values())} heads; this "
-            f"model has {len(expected)} sites with {sum(expected.values())} heads of other names or sizes"
+            f"the mask file {source!r} is for {len(heads)} sites with {sum(heads.values())} heads, but this model has "
+            f"{len(expected)} sites with {sum(expected.values())} heads of other names or sizes"
         )
     return kept
 
 
 def _of_kept(kept: dict[str, Any], sites: tuple[AttentionSite, ...], source: str) -> Tensor:
-    """From the heads that each site keeps."""
     layers = [site.layer for site in sites]
     by_layer = {str(site.layer): site.name for site in sites} if len(set(layers)) == len(sites) else {}
     labels = site_labels(sites)
@@ -149,15 +142,13 @@ def _of_kept(kept: dict[str, Any], sites: tuple[AttentionSite, ...], source: str
     for site, label in zip(sites, labels, strict=True):
         if site.name not in heads:
             raise GateError(
-                f"the mask file {source!r} says nothing of {label!r}; give the heads kept in each of {len(sites)} layers, "
-                "[] where there are none"
+                f"the mask file {source!r} lacks {label!r}; give the kept heads of each of {len(sites)} layers, [] for none"
             )
         mask.append(_row_of(heads[site.name], site, source))
     return torch.cat(mask)
 
 
 def _row_of(indices: Any, site: AttentionSite, source: str) -> Tensor:
-    """0/1 ``[heads]`` of one site."""
     if not isinstance(indices, list):
         raise GateError(f"the mask file {source!r} has {indices!r} for {site.name!r}; expected a list of head numbers")
     row = torch.zeros(site.heads)
@@ -168,15 +159,14 @@ def _row_of(indices: Any, site: AttentionSite, source: str) -> Tensor:
             )
         if row[head]:
             raise GateError(
-                f"the mask file {source!r} keeps head {head} of {site.name!r} twice; name each head once, or give 0 or 1 for "
-                "every head as a list of rows"
+                f"the mask file {source!r} keeps head {head} of {site.name!r} twice; name each head once, or give rows of 0 "
+                "and 1"
             )
         row[head] = 1.0
     return row
 
 
 def _of_rows(rows: list[Any], sites: tuple[AttentionSite, ...], source: str) -> Tensor:
-    """From 0 or 1 for every head, in a row for each site or all in one."""
     heads = [site.heads for site in sites]
     if not any(isinstance(row, list) for row in rows):
         rows, heads = [rows], [sum(heads)]
@@ -188,11 +178,11 @@ def _of_rows(rows: list[Any], sites: tuple[AttentionSite, ...], source: str) -> 
     values = [value for row in rows for value in row]
     for place, value in enumerate(values):
         if not isinstance(value, (int, float)) or value not in (0, 1):
-            raise GateError(f"the mask file {source!r} has {value!r} for head {place} of all; expected 0 or 1")
+            raise GateError(f"the mask file {source!r} has {value!r} for head {place} of the model; expected 0 or 1")
     return torch.tensor(values, dtype=torch.float32)
 
 
 def _shape(sizes: Sequence[int]) -> str:
-    """``12 values``, ``2 rows of 4 values`` or ``2 rows of 4 and 3 values``."""
+    """Return ``12 values``, ``2 rows of 4 values`` or ``2 rows of 4 and 3 values``."""
     values = f"{' and '.join(map(str, dict.fromkeys(sizes)))} values"
     return values if len(sizes) == 1 else f"{len(sizes)} rows of {values}"

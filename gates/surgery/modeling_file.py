@@ -1,4 +1,4 @@
-"""The modeling file that travels with pruned weights, so that they load where this project is not installed."""
+"""Write the modeling file that pruned weights need where this project is not installed."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Model = TypeVar("Model", bound=PreTrainedModel)
 
 
 def save_pruned_shape(model: PreTrainedModel, directory: str | os.PathLike[str], **more: Any) -> None:
-    """Write what ``save_pretrained`` of a pruned model writes: the weights and the modeling file they load with. Without that
-    file a stock class would find a layer's weights missing and draw new ones."""
+    """Write the weights of a pruned model and their modeling file. Without this file, a stock class would miss the weights of
+    a layer and draw random ones."""
     Path(directory).mkdir(parents=True, exist_ok=True)
     model.config.auto_map = _write_modeling_file(model, Path(directory) / MODELING_FILE)
     try:
@@ -32,15 +32,15 @@ def save_pruned_shape(model: PreTrainedModel, directory: str | os.PathLike[str],
 
 
 def saves_pruned_shape_(model: Model) -> Model:
-    """Have a pruned model's own ``save_pretrained`` write the modeling file beside the weights; returns the model."""
+    """Make a pruned model's ``save_pretrained`` also write the modeling file; return the model."""
     model.save_pretrained = partial(save_pruned_shape, model)  # type: ignore[method-assign]
     return model
 
 
 def auto_classes(model: PreTrainedModel) -> dict[str, type[PreTrainedModel]]:
-    """Every Auto class that has a model class for this model's config, such as ``AutoModel``: ``BertModel``.
+    """Return the model class of every Auto class that knows the model's config, such as ``AutoModel``: ``BertModel``.
 
-    Of several classes for one Auto class it is the model's own, or else the first, as when Transformers loads it.
+    If an Auto class has several model classes, the model's own class is used, or else the first, as Transformers does.
     """
     found: dict[str, type[PreTrainedModel]] = {}
     for name, auto in vars(modeling_auto).items():
@@ -58,28 +58,26 @@ def auto_classes(model: PreTrainedModel) -> dict[str, type[PreTrainedModel]]:
 
 
 def _write_modeling_file(model: PreTrainedModel, path: Path) -> dict[str, str]:
-    """Write the self-contained modeling file; returns the config's ``auto_map``.
+    """Write the self-contained modeling file, and return the config's ``auto_map``.
 
-    The file is :mod:`gates.modeling_pruned` and one subclass per Auto class. No text but class names of Transformers itself
-    goes into it.
+    The file is :mod:`gates.modeling_pruned` with one subclass per Auto class. The only inserted text is class names of
+    Transformers itself.
     """
     stock_classes = auto_classes(model)
     own = type(model).__name__
     if not stock_classes and getattr(transformers, own, None) in type(model).__mro__:
         stock_classes = {"AutoModel": getattr(transformers, own)}  # a part of another model, which no Auto class knows
     if not stock_classes:
-        raise GateError(
-            f"{own} is not a class that Transformers offers by its name, so it cannot be exported; use form='masked'"
-        )
+        raise GateError(f"{own} is not exported by Transformers, so it cannot be saved in pruned form; use form='masked'")
     known = {stock.__name__ for stock in stock_classes.values()}
     if own not in known and (base := next((kind.__name__ for kind in type(model).__mro__ if kind.__name__ in known), None)):
         raise GateError(
-            f"{own} is a subclass of one's own, which save_pretrained cannot write in pruned form; call "
+            f"{own} is your own subclass, which save_pretrained cannot write in pruned form; call "
             f"gates.save_pruned(model, directory), which writes it as {base} if it computes the same"
         )
     if own not in known:
         raise GateError(
-            f"{own} is not a class that an Auto class of Transformers loads, so it cannot be exported in pruned form; "
+            f"{own} is not a class that an Auto class of Transformers loads, so it cannot be saved in pruned form; "
             "use form='masked' or one of " + ", ".join(sorted(known))
         )
     lines = [Path(inspect.getfile(pruned)).read_text(encoding="utf-8")]

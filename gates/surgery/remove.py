@@ -1,4 +1,4 @@
-"""Remove attention heads for good: fewer rows in query, key and value, fewer columns in the output projection."""
+"""Remove attention heads physically: fewer rows in query, key and value, fewer columns in the output projection."""
 
 from __future__ import annotations
 
@@ -30,51 +30,48 @@ from gates.surgery.slices import (
 )
 from gates.surgery.verify import verified
 
-# Which weights heads can be taken out of: plain numbers in memory, that nothing else shares.
-
-PLAIN = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-"""Numbers that mean what they say, and can be multiplied."""
 FIRST = "dequantise the model first, or close heads before it is quantised"
 
 
 def check_in_memory(model: nn.Module) -> None:
-    """Whether all weights of a model are there."""
+    """Raise an error if a weight of the model is not in memory."""
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
             raise GateError(
-                f"{name!r} of {type(model).__name__} is on the meta device, as weights are that are not loaded or are "
-                "offloaded; load the model whole (without a device_map that offloads) before its heads are changed"
+                f"{name!r} of {type(model).__name__} is on the meta device (not loaded, or offloaded); load the whole model, "
+                "without a device_map that offloads"
             )
 
 
 def is_plain(projection: Projection) -> bool:
-    """Whether a projection's weight is an ordinary parameter of floating-point numbers: not quantised, computed from others,
-    or spread over devices."""
+    """Return whether a projection's weight is a floating-point parameter, not quantised, derived or spread over devices."""
     weight = projection._parameters.get("weight")
-    return type(weight) is nn.Parameter and weight.dtype in PLAIN
+    return type(weight) is nn.Parameter and weight.dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def check_plain(sites: Sequence[AttentionSite]) -> None:
-    """Whether rows and columns can be taken out of all projections of these sites."""
+    """Raise an error unless all projections of these sites have plain weights."""
     for site in sites:
         for path in site.layout.paths:
             if not is_plain(site.projection(path)):
                 raise GateError(
-                    f"{path!r} of {site.name!r} holds {_kind(site.projection(path))}; heads can be removed from plain "
-                    "floating-point weights alone: dequantise the model first, or remove heads before it is quantised"
+                    f"{path!r} of {site.name!r} holds {_kind(site.projection(path))}, but removing heads needs plain "
+                    "floating-point weights; dequantise the model first, or remove heads before it is quantised"
                 )
 
 
 def fold_(sites: Sequence[AttentionSite], gates: Sequence[Tensor], modules: Sequence[nn.Module]) -> None:
-    """Multiply each head's columns of the output projections by its gate; a weight that several sites share, once.
+    """Multiply each head's columns of the output projections by its gate. Weights that several sites share are scaled once.
+
+    Nothing changes after an error.
 
     Args:
-        gates: gates of each site's heads, ``[heads]``.
-        modules: all modules of the model, among which weights may be shared.
+        sites: The attention modules.
+        gates: The gates of each site's heads, ``[heads]``.
+        modules: All modules of the model, among which weights may be shared.
 
     Raises:
-        GateError: if a weight is shared and its users do not have the same gates, or is not an ordinary one and the gates are
-            others than 0 and 1 or its zeros do not mean zero; nothing is changed then.
+        GateError: If a weight is shared by users with different gates, or is quantised and cannot represent the gates.
     """
     _check_shared(sites, gates, modules)
     folds = {id(site.output.weight): (site, gate) for site, gate in zip(sites, gates, strict=True)}
@@ -94,18 +91,18 @@ def fold_(sites: Sequence[AttentionSite], gates: Sequence[Tensor], modules: Sequ
     for site, gate in changes:
         if is_plain(site.output):
             columns = weight_by_output(site.output)
-            columns.mul_(_features(gate, site).to(columns))
+            columns.mul_(gate.repeat_interleave(site.head_dim).to(columns))
 
 
 def _check_shared(sites: Sequence[AttentionSite], gates: Sequence[Tensor], modules: Sequence[nn.Module]) -> None:
-    """Whether all users of a shared output projection have the same gates."""
+    """Raise an error unless all users of a shared output projection have the same gates."""
     first: dict[int, tuple[AttentionSite, Tensor]] = {}
     for site, gate in zip(sites, gates, strict=True):
         other, others = first.setdefault(id(site.output.weight), (site, gate))
         if not torch.equal(gate, others):
             raise GateError(
-                f"{site.name!r} and {other.name!r} share the weights of their output projections but not their gates, which so "
-                "cannot be folded into these weights; give both the same gates, or remove the heads (remove_heads_)"
+                f"{site.name!r} and {other.name!r} share the weights of their output projections but have different gates; "
+                "give both the same gates, or remove the heads (remove_heads_)"
             )
     projections = {id(site.output) for site in sites}
     for module in modules:
@@ -115,14 +112,14 @@ def _check_shared(sites: Sequence[AttentionSite], gates: Sequence[Tensor], modul
             site, gate = first[id(parameter)]
             if not bool((gate == 1).all()):
                 raise GateError(
-                    f"the output projection of {site.name!r} shares its weights with {type(module).__name__}.{name}, which "
-                    "is no attention's output, so gates cannot be folded into them; remove the heads (remove_heads_)"
+                    f"the output projection of {site.name!r} shares its weights with {type(module).__name__}.{name}, so gates "
+                    "cannot be folded into them; remove the heads (remove_heads_)"
                 )
 
 
 def _zero_(site: AttentionSite, gate: Tensor) -> None:
-    """Close heads in a weight that is not an ordinary one, if zeros mean zero there, as the projection itself computes."""
-    closed = _features(1 - gate, site).to(site.output.weight.device, torch.get_default_dtype())
+    """Close heads in a quantised weight, and check with the projection itself that its zeros are exact."""
+    closed = (1 - gate).repeat_interleave(site.head_dim).to(site.output.weight.device, torch.get_default_dtype())
     columns = weight_by_output(site.output).detach()
     try:
         columns.mul_((1 - closed).to(columns))
@@ -133,17 +130,12 @@ def _zero_(site: AttentionSite, gate: Tensor) -> None:
         raise GateError(f"{_describe(site)}, whose zeros do not close a head; {FIRST}")
 
 
-def _features(gate: Tensor, site: AttentionSite) -> Tensor:
-    """A site's gates ``[heads]`` for each feature of its heads, ``[heads * head_dim]``."""
-    return gate.repeat_interleave(site.head_dim)
-
-
 def _describe(site: AttentionSite) -> str:
     return f"the output projection of {site.name!r} holds {_kind(site.output)}"
 
 
 def _kind(projection: Projection) -> str:
-    """The kind of a weight, such as ``Parameter of int8``."""
+    """Return the kind of a weight, such as ``Parameter of int8``."""
     return f"{type(projection.weight).__name__} of {str(projection.weight.dtype).removeprefix('torch.')}"
 
 
@@ -154,36 +146,32 @@ Model = TypeVar("Model", bound=PreTrainedModel)
 def remove_heads_(
     model: Model, mask: Tensor, *, values: Tensor | None = None, example: Mapping[str, Any] | None = None
 ) -> Model:
-    """Physically remove the heads where ``mask`` is 0, in place.
+    """Remove the heads where ``mask`` is 0 physically, in place.
 
-    The result computes what the gated model computes in evaluation mode with gates ``mask * values``. This is checked by a
-    forward pass before and one after, on two short texts, or one picture or sound; what was checked once in a process (the same
-    class, config, dtypes and number of heads left at each site) is not checked again. If it fails, the model is left as it was;
-    until then the old attention weights are kept beside the new ones.
+    The result has the outputs of the gated model in evaluation mode with gates ``mask * values``. One forward pass before and
+    one after check this, on two short texts, one picture or one sound. A process checks each combination of class, config,
+    dtypes and heads per site once. If the check fails, the model is restored; until then the old attention weights are kept
+    in memory.
 
-    Under grouped-query attention a key/value head stays while one of its query heads does; where the groups keep
-    different numbers of query heads, key/value heads are repeated so that all groups are again of one size (their
-    greatest common divisor), which is exact but can store more keys than the dense model did: see the shapes in
-    ``model.config.pruned_attention``. A site that keeps no head keeps its output projection's bias. Weights that sites
-    shared are their own afterwards, where heads went.
+    Under grouped-query attention a key/value head stays while one of its query heads does. Where groups keep different
+    numbers of query heads, key/value heads are repeated until all groups have one size, their greatest common divisor. This
+    is exact, but can store more keys than the dense model; see the shapes in ``model.config.pruned_attention``. A site that
+    keeps no head keeps its output projection's bias. Sites that shared weights get separate weights where heads were removed.
 
     Args:
-        model: Transformers model without attached gates, or a module of one's own around one. Its weights must be plain
-            floating-point numbers: neither on the meta device or offloaded, nor quantised, nor spread over devices by tensor
-            parallelism or FSDP.
-        mask: 0/1 per head, ``[heads]`` in site order.
-        values: gate values to fold into the output projection, ``[heads]``; ones by default.
-        example: keyword arguments of a forward pass for the check; random inputs by default, for models whose kind of input is
-            known.
+        model: A Transformers model without attached gates, or your own module around one. Its weights must be plain
+            floating-point numbers in memory: not offloaded, quantised, or spread over devices by tensor parallelism or FSDP.
+        mask: The mask of 0 and 1, ``[heads]`` in site order.
+        values: The gate values to fold into the output projection, ``[heads]``. Default: ones.
+        example: The keyword arguments of a forward pass for the check. Default: random inputs.
 
     Returns:
-        The same model. ``model.config.pruned_attention`` says what was done, and its ``save_pretrained`` writes the modeling
-        file that the weights load with.
+        The same model. ``model.config.pruned_attention`` has the new shapes, and its ``save_pretrained`` also writes the
+        modeling file that the weights load with.
 
     Raises:
-        GateError: if gates are attached, adapters are not merged, the mask is of another model, the weights are of another
-            kind, no inputs for the check are known, or the model without these heads fails or computes something else; nothing
-            is changed then.
+        GateError: If gates are attached, adapters are not merged, mask or weights do not fit, no inputs for the check are
+            found, or the outputs differ. Nothing changes then.
 
     >>> from transformers import BertConfig, BertModel
     >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4))
@@ -193,7 +181,7 @@ def remove_heads_(
     """
     check_merged(model)
     sites = find_attention(model)
-    if (part := transformers_part(model, sites)) is not model:  # in a module of one's own
+    if (part := transformers_part(model, sites)) is not model:
         remove_heads_(part, mask, values=values, example=example)
         return model
     check_removable(sites)
@@ -220,17 +208,14 @@ def remove_heads_(
 def zero_heads_(model: Model, mask: Tensor, *, values: Tensor | None = None) -> Model:
     """Fold gates ``mask * values`` into the output projections and keep the dense shape (the *masked* form).
 
-    Weights that several sites share are scaled once.
-
     Args:
-        model: Transformers model without attached gates.
-        mask: 0/1 per head, ``[heads]`` in site order.
-        values: gate values to fold beside the mask, ``[heads]``; ones by default.
+        model: A Transformers model without attached gates. Quantised weights can only take gates of 0 and 1.
+        mask: The mask of 0 and 1, ``[heads]`` in site order.
+        values: The gate values to multiply by the mask, ``[heads]``. Default: ones.
 
     Raises:
-        GateError: if gates are attached, the mask is of another model, or the gates cannot be folded into the weights: shared
-            by sites whose gates differ, quantised (where zeros mean zero, gates of 0 and 1 can), on the meta device or
-            offloaded; nothing is changed then.
+        GateError: If gates are attached, the mask does not fit, or the weights are quantised, offloaded or shared by sites
+            with other gates. Nothing changes then.
 
     >>> from transformers import BertConfig, BertModel
     >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4))
@@ -248,19 +233,18 @@ def zero_heads_(model: Model, mask: Tensor, *, values: Tensor | None = None) -> 
 
 
 def transformers_part(model: nn.Module, sites: Iterable[AttentionSite]) -> PreTrainedModel:
-    """The Transformers model that has all sites: the model itself, or the outermost in a module of one's own around it."""
+    """Return the outermost Transformers model that contains all sites: the model itself or a part of it."""
     needed = {id(site.module) for site in sites}
     for part in model.modules():
         if isinstance(part, PreTrainedModel) and needed <= {id(module) for module in part.modules()}:
             return part
     raise GateError(
-        f"the attention of {type(model).__name__} is not all in one Transformers model, so its heads could not be removed; "
-        "gate its Transformers models one by one"
+        f"the attention of {type(model).__name__} is not all in one Transformers model; gate its Transformers models one by one"
     )
 
 
 def check_removable(sites: tuple[AttentionSite, ...]) -> None:
-    """Whether heads can be removed from these sites."""
+    """Raise an error unless heads can be removed from all these sites."""
     for site in sites:
         if site.gate_only:
             raise GateError(
@@ -273,13 +257,13 @@ def check_removable(sites: tuple[AttentionSite, ...]) -> None:
             path = f"{site.layout.core}.{name}".lstrip(".")
             if not any(path == part or path.startswith(f"{part}.") for part in known) and parameter.numel() != site.head_dim:
                 raise GateError(
-                    f"{type(site.core).__name__} at {site.name!r} has the parameter {name!r} beside its "
-                    "projections; removing heads from such attention is not implemented"
+                    f"{type(site.core).__name__} at {site.name!r} has the unknown parameter {name!r}; removing heads from such "
+                    "attention is not implemented"
                 )
 
 
 def why_not_removable(sites: tuple[AttentionSite, ...]) -> str:
-    """What :func:`check_removable` says of them, empty if nothing; such heads can be gated, and exported as zeros."""
+    """Return the error message of :func:`check_removable`; empty if heads can be removed."""
     try:
         check_removable(sites)
     except GateError as error:
@@ -288,7 +272,6 @@ def why_not_removable(sites: tuple[AttentionSite, ...]) -> str:
 
 
 def _checked(mask: Tensor, sites: tuple[AttentionSite, ...]) -> Tensor:
-    """The mask on the CPU, if it fits and no gates are attached."""
     if any(getattr(without_adapter(site.output), "_head_gates", False) for site in sites):
         raise GateError("gates are attached to this model; detach() them before removing heads")
     check_mask(mask, sum(site.heads for site in sites))
@@ -299,21 +282,19 @@ def _checked_values(values: Tensor, mask: Tensor) -> Tensor:
     if values.shape != mask.shape:
         raise GateError(f"the gate values have shape {list(values.shape)}; expected one for each of {len(mask)} heads")
     if not bool(values.isfinite().all()):
-        raise GateError(
-            f"a gate value is {float(values[~values.isfinite()][0])}; expected numbers, 1 for a head that counts fully"
-        )
+        raise GateError(f"a gate value is {float(values[~values.isfinite()][0])}; expected finite numbers, 1 for an open head")
     return values.detach().cpu()
 
 
 def _base_name(model: PreTrainedModel) -> str:
-    """Prefix of the base model's modules, such as ``bert.`` (empty for a base model itself)."""
+    """Return the prefix of the base model's modules, such as ``bert.``; empty for a base model itself."""
     return next((f"{name}." for name, module in model.named_modules() if name and module is model.base_model), "")
 
 
 def _new_shapes(cuts: list[Cut], tables: dict[str, Tensor | None]) -> dict[str, dict[str, Any]]:
-    """Return the new shape of each site that changes, by name; ``tables`` are those of :func:`position_biases`."""
+    """Return the new shape of each site that changes, by name; ``tables`` are from :func:`position_biases`."""
     any_cut = any(len(cut.queries) < cut.site.heads for cut in cuts)
-    # Where biases are passed on from layer to layer, every layer computes its own now.
+    # Layers that shared one position bias each compute their own.
     changed = [cut for cut in cuts if len(cut.queries) < cut.site.heads or (any_cut and shares_bias(cut.site))]
     shapes = {cut.site.name: new_shape(cut) for cut in changed}
     for cut in changed:
@@ -324,12 +305,14 @@ def _new_shapes(cuts: list[Cut], tables: dict[str, Tensor | None]) -> dict[str, 
 
 
 def _cut_(model: PreTrainedModel, cut: Cut, gate: Tensor, table: Tensor | None, shape: dict[str, Any]) -> None:
-    """Put what stays of one site into the model; no tensor that was there before is written to.
+    """Replace the weights of one site by the kept ones, without writing into existing tensors.
 
     Args:
-        gate: gates to fold into the output projection, ``[heads]``.
-        table: position biases ``[buckets, heads]`` that the site is to have of its own; None for none.
-        shape: new shape by the site's name below the base model, for :func:`reshape_`; empty if it stays as it was.
+        model: The model.
+        cut: The kept heads of the site.
+        gate: The gates to fold into the output projection, ``[heads]``.
+        table: The position biases ``[buckets, heads]`` of the site; None for none.
+        shape: The new shape by the site's name below the base model, for :func:`reshape_`. Empty if the shape stays.
     """
     name = cut.site.name
     if not shape:
@@ -348,7 +331,7 @@ def _cut_(model: PreTrainedModel, cut: Cut, gate: Tensor, table: Tensor | None, 
 
 
 def _scale_output_(site: AttentionSite, gate: Tensor) -> None:
-    """Fold gates ``[heads]`` into an output projection that keeps its shape, by a weight of its own."""
+    """Fold gates ``[heads]`` into an output projection by giving it a new weight of the same shape."""
     if bool((gate == 1).all()):
         return
     old = site.output.weight

@@ -1,6 +1,6 @@
-"""What stays of one attention site when heads are removed: which features of which weights, and the new shape.
+"""Compute the weights and the shape of one attention site after heads are removed.
 
-Everything here is arithmetic on indices and slices of weights; :mod:`gates.surgery.remove` puts the result into the model.
+This module only computes indices and slices of weights; :mod:`gates.surgery.remove` puts the result into the model.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from gates.attention.layouts import Fusion
 from gates.attention.sites import AttentionSite, find_module, weight_by_output
 from gates.modeling_pruned import Selected, is_of
 
-# What else in an attention module has an axis of heads, beside its projections: sinks, norms, tables of positions, biases.
+# Further parts of an attention module with an axis of heads: sinks, norms, tables of positions, biases.
 
 BY_HEAD = (
     *((name, 0) for name in ("logit_scale", "r_w_bias", "r_r_bias", "r_s_bias")),
     *((name, 1) for name in ("r_kernel", "seg_embed")),
     *((name, 1) for name in ("relative_position_bias_table", "relative_position_bias.relative_position_bias_table")),
 )
-"""Parameters with an axis of heads, and which axis it is: Swin's and BEiT's position biases, Funnel's."""
+"""Parameters with an axis of heads, and the index of this axis: position biases of Swin and BEiT, and Funnel's."""
 BY_FEATURE: dict[str, Literal["query", "key"]] = {"q_bias": "query", "v_bias": "key"}
-"""Parameters with the features of all heads beside projections that have them too, and whose heads they follow: DeBERTa's."""
+"""DeBERTa's parameters with the features of all heads, and the projection whose heads they have."""
 
 
 @dataclass(frozen=True)
 class PerHead:
-    """A parameter, or a list of modules, with an axis of heads beside the projections.
+    """Describe a parameter, or a list of modules, with an axis of heads that is not a projection.
 
     Args:
-        path: path of the parameter, or of the module.
-        follows: ``query`` or ``key``, the projection whose heads it belongs to.
-        form: ``rows``: its ``axis`` counts heads; ``features``: it has the features of all heads; ``packed``: its first
-            axis has query, key and value of all heads; ``modules``: one module per head; ``spanning``: a norm over the features
-            of all heads together, which has to go on seeing them.
-        before: path of the projection before a spanning norm.
-        axis: which axis of it counts heads.
+        path: The path of the parameter or of the module.
+        follows: The projection whose heads it belongs to, ``query`` or ``key``.
+        form: The form of the part. ``rows``: ``axis`` counts heads. ``features``: it has the features of all heads.
+            ``packed``: its first axis has query, key and value of all heads. ``modules``: one module per head. ``spanning``: a
+            norm over the features of all heads, which it still needs after a cut.
+        before: The path of the projection before a spanning norm.
+        axis: The axis that counts heads.
     """
 
     path: str
@@ -55,7 +55,7 @@ class PerHead:
 
 
 def per_head_parts(site: AttentionSite) -> list[PerHead]:
-    """GPT-OSS's sinks, Cohere's and StableLM's norms per head, OLMo2's norms over all heads; norms shared by heads stay."""
+    """Return the parts with an axis of heads, such as GPT-OSS's sinks, norms per head (Cohere) and over all heads (OLMo2)."""
     found: list[PerHead] = []
     if site.layout.packed:
         names = [f"{site.layout.packed}_{end}" for end in ("weight", "bias")]
@@ -93,46 +93,40 @@ def per_head_parts(site: AttentionSite) -> list[PerHead]:
     return found
 
 
-# What an attention module returns, as its code says, so that what stands in for it can return the same.
-
-WITH_WEIGHTS = 2
-"""Outputs of most attention modules: what the output projection gives, and the attention probabilities or None."""
-
-
 @functools.cache
 def returned(forward: Callable[..., Any], output: str) -> tuple[int, bool]:
-    """How many outputs a forward pass has, and whether they come as a list.
+    """Return how many outputs a forward pass has, and whether they are a list, judged by its code.
 
-    Returns:
-        1 where it returns a tensor by itself; :data:`WITH_WEIGHTS` where it returns more, or its code does not tell.
+    The number is 1 for a single tensor. It is 2, the output and the attention probabilities or None, where the code returns
+    more or cannot be read. A module that replaces the attention has to return the same number.
     """
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(forward))))
     except (OSError, TypeError, SyntaxError):
-        return WITH_WEIGHTS, False
+        return 2, False
     values = [node.value for node in ast.walk(tree) if isinstance(node, ast.Return) and node.value is not None]
     if not values:
-        return WITH_WEIGHTS, False
-    meant = _meant(tree, values[-1])
-    if isinstance(meant, ast.Call) and _calls(meant, output):
+        return 2, False
+    value = _last_assigned(tree, values[-1])
+    if isinstance(value, ast.Call) and _calls_output(value, output):
         return 1, False
-    return WITH_WEIGHTS, isinstance(meant, ast.List) or (isinstance(meant, ast.BinOp) and isinstance(meant.left, ast.List))
+    return 2, isinstance(value, ast.List) or (isinstance(value, ast.BinOp) and isinstance(value.left, ast.List))
 
 
-def _meant(tree: ast.AST, value: ast.expr) -> ast.expr:
-    """What a name was last assigned; any other expression as it is."""
+def _last_assigned(tree: ast.AST, value: ast.expr) -> ast.expr:
+    """Return the expression that a name was last assigned; any other expression is returned unchanged."""
     if not isinstance(value, ast.Name):
         return value
-    given = [
+    assigned = [
         node.value
         for node in ast.walk(tree)
         if isinstance(node, ast.Assign) and any(isinstance(to, ast.Name) and to.id == value.id for to in node.targets)
     ]
-    return max(given, key=lambda one: one.lineno, default=value)
+    return max(assigned, key=lambda one: one.lineno, default=value)
 
 
-def _calls(call: ast.Call, output: str) -> bool:
-    """Whether a call is that of the output projection, or of a dropout on its result, and gives nothing else."""
+def _calls_output(call: ast.Call, output: str) -> bool:
+    """Return whether an expression calls the output projection, or a dropout on its result."""
     name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
     return name in (output.split(".")[0], "dropout", "resid_dropout", "proj_drop", "out_drop", "to_out", "projection_dropout")
 
@@ -141,26 +135,26 @@ COUNT_NAMES = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 WIDTH_NAMES = ("all_head_size", "split_size", "inner_dim", "embed_dim")
 KEY_COUNT_NAMES = ("num_key_value_heads", "num_kv_heads")
 OWN_WIDTH_NAMES: dict[str, tuple[str, ...]] = {"DbrxAttention": ("hidden_size",)}
-"""Further attributes with the features of all heads, in classes where they mean nothing else."""
+"""Attributes that have the number of features of all heads only in these classes."""
 READ_CONFIG: dict[str, tuple[str, ...]] = {
     "Phi3Attention": ("num_attention_heads",),
     "MoonshineAttention": ("num_key_value_heads",),
     "FunnelRelMultiheadAttention": ("n_head", "num_attention_heads"),
 }
-"""Attention that reads its number of heads from the model's config at every call, with the fields' names."""
+"""The config fields from which attention classes read their number of heads at every call."""
 SHARED_BY_HEADS = ("distance_embedding", "rel_pos_h", "rel_pos_w", "rel_pos_emb", "self.continuous_position_bias_mlp.0")
-"""Tables and networks of positions that all heads share."""
+"""Position tables and networks that all heads share."""
 MASKED_BY_HEAD = ("BeitAttention", "EomtAttention", "EomtDinov3Attention")
 """Attention whose mask has an axis of heads."""
 BY_OWN_SIZE = ("BlipAttention", "Blip2Attention", "InstructBlipAttention", "InstructBlipVideoAttention")
-"""Attention that takes the width of its input for that of its heads together, and is given a forward pass that does not."""
+"""Attention that assumes its heads together are as wide as its input. After a cut it gets another forward pass."""
 STACK_BIAS_CLASSES = ("UdopAttention",)
-"""Attention as in T5, but in the encoder the position bias is its stack's, which every layer hands on to the next."""
+"""Attention like T5's, except that the position bias in the encoder belongs to the stack and passes from layer to layer."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """What stays of one site: query heads, the key/value head of each remaining group, queries per group."""
+    """Hold the kept query heads of a site, the key/value head of each remaining group, and the queries per group."""
 
     site: AttentionSite
     queries: list[int]
@@ -169,9 +163,9 @@ class Cut:
 
 
 def cut_site(site: AttentionSite, keep: Tensor) -> Cut:
-    """What stays of ``site`` under a 0/1 mask of its heads, ``[heads]``.
+    """Return the kept heads of ``site`` under a mask of 0 and 1, ``[heads]``.
 
-    Groups that keep different numbers of queries get the same number again, their greatest common divisor, by repeating keys.
+    Keys are repeated until all groups have the same number of queries: the greatest common divisor of their numbers.
     """
     queries = keep.nonzero().flatten().tolist()
     group = site.heads // site.kv_heads
@@ -182,16 +176,13 @@ def cut_site(site: AttentionSite, keep: Tensor) -> Cut:
 
 
 def _rows(heads: list[int], head_dim: int) -> Tensor:
-    """The features of these heads among the features of all heads."""
+    """Return the indices of the features of these heads among the features of all heads."""
     starts = torch.tensor(heads, dtype=torch.long) * head_dim
     return (starts.unsqueeze(1) + torch.arange(head_dim)).flatten()
 
 
-# -- projections -----------------------------------------------------------------------------------------------
-
-
 def input_projections(site: AttentionSite) -> list[tuple[str, tuple[str, ...]]]:
-    """The paths of a site's input projections, each with the parts (query, key, value) that it holds."""
+    """Return the paths of a site's input projections, each with its parts (query, key, value)."""
     layout = site.layout
     if layout.packed:
         return []
@@ -203,8 +194,8 @@ def input_projections(site: AttentionSite) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def _fused(fusion: Fusion, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return one projection's features in the order its family keeps them, from rows of the queries ``[heads, head_dim]`` and
-    of keys and values ``[kv_heads, head_dim]``."""
+    """Return one projection's features in the order of its family, from rows of queries ``[heads, head_dim]`` and of keys and
+    values ``[kv_heads, head_dim]``."""
     if fusion == "groups":
         grouped = query.unflatten(0, (len(key), len(query) // max(1, len(key))))
         return torch.cat([grouped, key.unsqueeze(1), value.unsqueeze(1)], dim=1).flatten()
@@ -214,38 +205,38 @@ def _fused(fusion: Fusion, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def rows_of_parts(site: AttentionSite) -> dict[str, tuple[str, Tensor]]:
-    """For query, key and value the path of the projection that holds it, and which of its output features belong to which
-    head, ``[heads, head_dim]``; ``[kv_heads, head_dim]`` for key and value."""
+    """Return for query, key and value the path of the projection and the indices of its output features by head,
+    ``[heads, head_dim]``; ``[kv_heads, head_dim]`` for key and value."""
     counts = {"query": site.heads, "key": site.kv_heads, "value": site.kv_heads}
     found: dict[str, tuple[str, Tensor]] = {}
     for path, parts in input_projections(site):
-        held = [part for part in parts if part not in found]  # none in a further projection with the rows of one of these
+        held = [part for part in parts if part not in found]  # none for a further projection
         sizes = [counts[part] for part in held]
         width = _own_width(site, path, sizes[0]) if len(held) == 1 else site.head_dim
         labels = torch.arange(sum(sizes) * width).view(-1, width).split(sizes)
         if len(held) == 3:
-            place = _fused(site.layout.fusion, *labels).argsort()  # where the feature with a given label is kept
+            place = _fused(site.layout.fusion, *labels).argsort()  # the position of the feature with a given label
             labels = tuple(place[label] for label in labels)
         found |= {part: (path, rows) for part, rows in zip(held, labels, strict=True)}
     return found
 
 
 def _own_width(site: AttentionSite, path: str, heads: int) -> int:
-    """Features of each head in a projection that holds nothing else: a gate beside a query makes it wider (Qwen3-Next)."""
+    """Return the features per head in a projection of one part. Qwen3-Next's queries are wider because they include a gate."""
     part = find_module(site.module, path)
     if part is None or any(is_of(type(other), Selected) for other in site.module.modules()):
-        return site.head_dim  # rows that a norm over all heads still needs stay
+        return site.head_dim  # a norm over all heads keeps the rows of removed heads
     return max(site.head_dim, weight_by_output(site.projection(path)).shape[0] // heads)
 
 
 def _further_width(site: AttentionSite, path: str, part: str) -> int:
-    """Features of each head in a projection beside those of query, key and value: one, if it is a gate for each head."""
+    """Return the features per head in a further projection: one, if it is a gate for each head."""
     features = weight_by_output(site.projection(path)).shape[0]
     return features // (site.heads if part == "query" else site.kv_heads)
 
 
 def _kept_rows(cut: Cut) -> dict[str, Tensor]:
-    """Output features that stay in each input projection, in their new order."""
+    """Return the kept output features of each input projection, in their new order."""
     site = cut.site
     kept = {"query": cut.queries, "key": cut.keys, "value": cut.keys}
     of_part = {part: rows[kept[part]] for part, (_, rows) in rows_of_parts(site).items()}
@@ -264,7 +255,7 @@ def _kept_rows(cut: Cut) -> dict[str, Tensor]:
 
 
 def sliced_projections(cut: Cut, gate: Tensor) -> dict[str, tuple[Tensor, Tensor | None]]:
-    """New weights ``[out, in]`` and biases of one site's projections."""
+    """Return the new weights ``[out, in]`` and biases of a site's projections."""
     site = cut.site
     new: dict[str, tuple[Tensor, Tensor | None]] = {}
     for path, rows in _kept_rows(cut).items():
@@ -279,11 +270,8 @@ def sliced_projections(cut: Cut, gate: Tensor) -> dict[str, tuple[Tensor, Tensor
     return new
 
 
-# -- what else has an axis of heads ----------------------------------------------------------------------------
-
-
 def sliced_per_head(cut: Cut) -> dict[str, Tensor]:
-    """The new values of all that has an axis of heads, by path of the parameter or buffer."""
+    """Return the new values of all further parameters and buffers with an axis of heads, by path."""
     new: dict[str, Tensor] = {}
     for part in per_head_parts(cut.site):
         heads = cut.queries if part.follows == "query" else cut.keys
@@ -311,10 +299,10 @@ def sliced_per_head(cut: Cut) -> dict[str, Tensor]:
 
 
 def _arguments(site: AttentionSite) -> list[str]:
-    """The inputs of a site that have an axis of heads; T5 can compute its position bias itself, and does."""
+    """Return the inputs of a site with an axis of heads; none for T5, which computes its position bias itself."""
     names = inspect.signature(type(site.core).forward).parameters
-    meant = ("attention_mask",) if type(site.core).__name__ in MASKED_BY_HEAD else site.layout.arguments
-    return [] if _is_t5(site) else [name for name in meant if name in names]
+    candidates = ("attention_mask",) if type(site.core).__name__ in MASKED_BY_HEAD else site.layout.arguments
+    return [] if _is_t5(site) else [name for name in candidates if name in names]
 
 
 def _is_t5(site: AttentionSite) -> bool:
@@ -326,12 +314,13 @@ def _has_stack_bias(site: AttentionSite) -> bool:
 
 
 def shares_bias(site: AttentionSite) -> bool:
-    """Whether the position bias of one layer is handed on to the others (in T5 and mT5, but not in UMT5)."""
+    """Return whether one layer passes its position bias to the others, as in T5 and mT5, but not in UMT5."""
     return _is_t5(site) and "position_bias" in inspect.signature(type(site.core).forward).parameters
 
 
 def position_biases(sites: tuple[AttentionSite, ...]) -> dict[str, Tensor | None]:
-    """T5's table ``[buckets, heads]`` for each site: its own or that of its stack's first layer; None for cross-attention."""
+    """Return T5's table ``[buckets, heads]`` for each site: its own or that of its stack's first layer; None for
+    cross-attention."""
     found: dict[str, Tensor | None] = {}
     table: Tensor | None = None
     for site in sites:
@@ -347,20 +336,17 @@ def position_biases(sites: tuple[AttentionSite, ...]) -> dict[str, Tensor | None
     return found
 
 
-# -- shapes ----------------------------------------------------------------------------------------------------
-
-
 def new_shape(cut: Cut) -> dict[str, Any]:
-    """What :func:`gates.modeling_pruned.reshape_` needs to know of one site."""
+    """Return the shape of one site for :func:`gates.modeling_pruned.reshape_`."""
     site, layout = cut.site, cut.site.layout
     shape: dict[str, Any] = {"heads": len(cut.queries), "kv_heads": len(cut.keys), "projections": {}, "attributes": {}}
     adds = layout.adds
     if adds == "residual" and adds not in inspect.signature(type(site.core).forward).parameters:
-        adds = ""  # of the models with this layout, BLOOM alone adds it inside its attention
+        adds = ""  # among the models with this layout, only BLOOM adds it inside its attention
     if not cut.queries:
         shape["headless"] = {"core": layout.core, "output": layout.output, "kind": site.kind, "adds": adds}
         count, as_list = returned(type(site.core).forward, layout.output)
-        # T5 hands on its position bias
+        # T5 also returns its position bias
         shape["headless"]["returns"] = 3 if shares_bias(site) or _has_stack_bias(site) else count
         if as_list:
             shape["headless"]["as_list"] = True

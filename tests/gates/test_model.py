@@ -324,7 +324,7 @@ def test_held_out_batches_that_judge_nothing_are_refused(fixed):
     gated, (fitted, held_out, _), weights = fixed
     without = {name: tensor for name, tensor in held_out.items() if name != "labels"}
     for given, message in (
-        ([without], "the model gives no loss for a held-out batch; add labels"),
+        ([without], "the model returns no loss for a held-out batch; add labels"),
         ([], "there are no held-out batches"),
         (iter([held_out]), "only once"),
     ):
@@ -367,7 +367,7 @@ def test_a_mask_of_gates_that_never_stepped_is_refused():
     optimizer = torch.optim.AdamW(gated.parameter_groups(1e-3))
     gated(**inputs("bert")).logits.square().sum().backward()
     optimizer.step()
-    with pytest.raises(GateError, match=r"call step_\(progress, optimizer\) after every step"):
+    with pytest.raises(GateError, match=r"call step_\(progress, optimizer\) after every optimiser step"):
         gated.fix_mask_()
     assert gated.gates.mode == "stochastic"
     gated.step_(1.0, optimizer)
@@ -438,7 +438,7 @@ def test_a_module_of_ones_own_is_trained_and_pruned(tmp_path):
 def test_a_module_of_ones_own_is_not_exported_and_stays_gated():
     gated = get_gated_model(Wrapper().eval()).set_mask_(WRAPPED_MASK)
     expected = gated(WRAPPED_IDS)
-    with pytest.raises(GateError, match="Wrapper is no Transformers model, so it cannot be exported"):
+    with pytest.raises(GateError, match="Wrapper is not a Transformers model"):
         gated.save_pruned("unused")
     assert gated.gates.is_attached
     assert torch.equal(gated(WRAPPED_IDS), expected)

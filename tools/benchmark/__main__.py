@@ -1,4 +1,4 @@
-"""``python -m tools.benchmark``: measure what gates, scores and pruned models cost, or show what was measured."""
+"""Measure the cost of gates, scores and pruned models, or show stored results: ``python -m tools.benchmark``."""
 
 from __future__ import annotations
 

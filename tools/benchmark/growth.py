@@ -1,4 +1,4 @@
-"""How costs grow with heads, layers, length and texts, and what the scoring methods of a comparison cost."""
+"""Measure how costs grow with heads, layers, length and texts, and the cost of a comparison's scoring methods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Peak memory of a piece of work in a process of its own, since PyTorch keeps what an earlier variant has freed."""
+"""Measure the peak memory of a job in a separate process, because PyTorch keeps memory that an earlier job freed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models without some of their heads against the dense one: the speed-up beside the ideal, and where the time goes."""
+"""Compare pruned models with the dense one: the speed-up, the ideal speed-up, and a profile."""
 
 from __future__ import annotations
 

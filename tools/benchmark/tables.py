@@ -1,4 +1,4 @@
-"""Tables of what was measured, as Markdown, and the goals that the project sets itself."""
+"""Write the results as Markdown tables, with the goals of the project."""
 
 from __future__ import annotations
 

@@ -35,15 +35,15 @@ class ScoredInPartError(Exception):
 
 
 def describe_kinds(sites: tuple[AttentionSite, ...]) -> dict[str, int]:
-    """Heads of each kind that the model has, such as ``{"encoder": 72}``."""
+    """Return the number of heads of each kind, such as ``{"encoder": 72}``."""
     return {kind: count for kind in KINDS if (count := sum(site.heads for site in sites if site.kind == kind))}
 
 
 def entropy_route(sites: tuple[AttentionSite, ...]) -> Literal["fast", "explicit"]:
-    """How the entropy of these sites is found: ``fast`` in memory linear in the sequence, or from ``explicit`` scores.
+    """Return how the entropy of these sites is found: ``fast`` in memory linear in the sequence, or from ``explicit`` scores.
 
-    Explicit scores are needed where the model adds a bias to them (T5, ALiBi), caps them (Gemma 2), computes attention on its
-    own, or runs on eager attention.
+    Explicit scores are needed for a bias of the scores (T5, ALiBi), a cap (Gemma 2), the model's own code for attention, and
+    eager attention.
     """
     changed = ("has_relative_attention_bias", "attn_logit_softcapping")
     known = [{INTERFACE, DIRECT} & set(global_names(site.core)) for site in sites]

@@ -44,7 +44,7 @@ REMOVED = "gated and removed"
 
 @dataclass(frozen=True)
 class TypeRow:
-    """What is known of one model type: a line of the table.
+    """Hold the result of one model type, a line of the table.
 
     Args:
         model_type: The name in Transformers.

@@ -1,4 +1,4 @@
-"""What the tables share: cells and masks."""
+"""Provide the cells and masks that the tables share."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ Tried = Callable[[PreTrainedModel, Tensor], str]
 
 
 def subjects() -> dict[str, PreTrainedModel]:
-    """Return the dense model and what it is pruned to."""
+    """Return the dense model and the pruned ones."""
     uneven = torch.tensor([0.0, 1, 1, 1, 1, 1, 0, 0, 1, 0, 1, 0])
     return {
         "dense": _llama(),

@@ -119,7 +119,7 @@ def test_finding_out_takes_no_noise_and_leaves_the_modes():
 def test_examples_that_do_not_differ_in_a_square_batch_are_refused():
     model, _ = layouts.make("square")
     gates = HeadGates(model, draw_per="example").attach().train()
-    with pytest.raises(GateError, match=r"\[4, 4, 32\].*which of 4 examples.*draw_per='batch'"):
+    with pytest.raises(GateError, match=r"\[4, 4, 32\].*ambiguous for 4 examples.*draw_per='batch'"):
         model(input_ids=layouts.ids(1, 4).expand(4, 4))
     model(input_ids=layouts.ids(1, 4).expand(3, 4))  # three of four rows can only be the first axis
     model(**layouts.MODELS["square"][1]())
@@ -161,7 +161,7 @@ def test_the_order_of_keywords_does_not_matter():
 def test_inputs_that_do_not_say_how_many_examples_there_are_are_refused():
     assert count_examples({"position_ids": torch.zeros(1, 7), "inputs_embeds": torch.zeros(5, 7, 2)}) == 5
     assert count_examples({"x": torch.zeros(4), "y": torch.zeros(4, 2), "scale": torch.tensor(1.0), "flag": True}) == 4
-    with pytest.raises(GateError, match=r"'x': 4, 'y': 1.*draw per batch"):
+    with pytest.raises(GateError, match=r"'x': 4, 'y': 1.*draw_per='batch'"):
         count_examples({"x": torch.zeros(4), "y": torch.zeros(1, 4)})
     with pytest.raises(GateError, match="none"):
         count_examples({})

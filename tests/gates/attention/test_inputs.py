@@ -139,7 +139,7 @@ def test_inputs_that_leave_attention_out_are_not_taken():
     with torch.no_grad():
         model(input_ids=torch.tensor([[5, 6]]))
     with pytest.raises(
-        GateError, match=r"attention at 'model.audio_tower.layers.0.self_attn' took no part.*give some as check_"
+        GateError, match=r"attention at 'model.audio_tower.layers.0.self_attn' took no part.*give inputs as check_"
     ):
         example_inputs(model)
 
@@ -149,7 +149,7 @@ def test_unknown_inputs_are_asked_for_before_anything_is_written(tmp_path):
     heads = sum(site.heads for site in find_attention(model))
     kept = copy.deepcopy(model.state_dict())
     with pytest.raises(
-        GateError, match=r"DecisionTransformerModel runs on \('states' is of no known kind\); give some as check_"
+        GateError, match=r"DecisionTransformerModel runs \('states' is of no known kind\); give inputs as check_"
     ):
         save_pruned(model, tmp_path / "out", torch.ones(heads), tokenizer=None)
     assert not list(tmp_path.iterdir())

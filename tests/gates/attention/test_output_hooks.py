@@ -66,7 +66,7 @@ def test_attention_that_goes_round_its_output_projection_is_an_error():
 
 def test_attention_beside_the_gates_is_an_error_at_the_first_call(monkeypatch):
     """LiLT as it is without its own row in the table: a BERT whose layout stream nobody sees."""
-    monkeypatch.setattr(sites, "LAYOUTS", tuple(layout for layout in sites.LAYOUTS if layout.beside is None))
+    monkeypatch.setattr(sites, "LAYOUTS", tuple(layout for layout in sites.LAYOUTS if layout.second is None))
     architecture = zoo.BY_NAME["Lilt"]
     model, batch = zoo.build(architecture), zoo.inputs(architecture)
     gates = HeadGates(model)

@@ -55,7 +55,7 @@ def test_positions_of_any_number_of_axes():
     assert torch.equal(valid_positions(states, None), states.view(6, 2))
     assert torch.equal(valid_positions(states[0], None), states[0])
     assert torch.equal(valid_positions(states, torch.tensor([[1, 0, 0], [0, 0, 1]])), states[[0, 1], [0, 2]])
-    with pytest.raises(GateError, match=r"has shape \[3, 2\], but the heads' outputs have \[2, 3\]"):
+    with pytest.raises(GateError, match=r"has shape \[3, 2\], but the head outputs have \[2, 3\]"):
         valid_positions(states, torch.ones(3, 2))
 
 
@@ -87,7 +87,7 @@ def uses():
 @pytest.mark.parametrize("use", ["observe", "refit", "rescale"])
 def test_a_text_mask_is_not_applied_to_pictures_of_the_same_length(use):
     compute = uses()[use]
-    with pytest.raises(GateError, match=r"'encoder' would be applied to 'text_model\S+' and 'vision_model\S+'"):
+    with pytest.raises(GateError, match=r"'encoder' would apply to 'text_model\S+' and 'vision_model\S+'"):
         compute({"encoder": PADDED})
     own = compute({"encoder": PADDED, "vision_model": None})
     by_name = compute({"text_model": PADDED})
@@ -100,14 +100,14 @@ def test_a_text_mask_is_not_applied_to_pictures_of_the_same_length(use):
 @pytest.mark.parametrize("metric", [AttentionEntropy, AttentionConfidence])
 def test_a_mask_of_one_row_is_not_spread_over_the_batch(metric):
     sites = find_attention(build("bert"))
-    with pytest.raises(GateError, match=r"has shape \[1, 5\], but the heads' outputs have \[3, 5\]"):
+    with pytest.raises(GateError, match=r"has shape \[1, 5\], but the head outputs have \[3, 5\]"):
         metric(sites).update(0, torch.rand(3, 4, 5), torch.full((1, 1, 5), 5), PADDED[1:2])
 
 
 @pytest.mark.parametrize("metric", [MeanHeadOutput, HeadOutputVariance])
 def test_outputs_are_those_of_a_mask_of_their_shape(metric):
     sites = find_attention(build("bert"))
-    with pytest.raises(GateError, match=r"has shape \[5, 3\], but the heads' outputs have \[3, 5\]"):
+    with pytest.raises(GateError, match=r"has shape \[5, 3\], but the head outputs have \[3, 5\]"):
         metric(sites).update(0, torch.rand(3, 5, 32), PADDED.T)
     packed = metric(sites)
     packed.update(0, torch.rand(7, 32))  # rows of all pictures in one axis
@@ -115,5 +115,5 @@ def test_outputs_are_those_of_a_mask_of_their_shape(metric):
 
 
 def test_the_brain_surgeon_takes_a_mask_of_its_shape():
-    with pytest.raises(GateError, match=r"has shape \[5, 3\], but the heads' outputs have \[3, 5\]"):
+    with pytest.raises(GateError, match=r"has shape \[5, 3\], but the head outputs have \[3, 5\]"):
         SiteMoments(8, 8).update(torch.rand(3, 5, 8), torch.rand(3, 5, 8), 3, PADDED.T)

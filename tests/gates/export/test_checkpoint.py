@@ -204,7 +204,7 @@ def test_a_pickle_is_not_read(tmp_path):
 @pytest.mark.parametrize("form", ["masked", "stock"])
 def test_forms_of_a_dense_shape_are_refused_for_a_pruned_model(tmp_path, form):
     pruned = remove_heads_(build("llama"), torch.tensor([1.0, 1, 0, 0, 1, 1, 1, 1]))
-    with pytest.raises(GateError, match="was pruned before"):
+    with pytest.raises(GateError, match="this one is pruned"):
         save_pruned(pruned, tmp_path / "out", torch.ones(6), form=form, tokenizer=None)
 
 
@@ -329,7 +329,9 @@ def test_a_subclass_is_exported_as_its_stock_class_and_loaded_as_either(tmp_path
 def test_a_pruned_subclass_is_saved_by_the_function_that_its_save_pretrained_names(tmp_path):
     model, batch = own_bert(OwnBert), {"input_ids": torch.arange(12).view(2, 6)}
     expected = first_output(remove_heads_(model, torch.tensor([1.0, 0, 1, 1, 0, 0, 0, 0])), batch)
-    message = r"OwnBert is a subclass.*call gates\.save_pruned\(model, directory\), which writes it as BertForSequenceClass"
+    message = (
+        r"OwnBert is your own subclass.*call gates\.save_pruned\(model, directory\), which writes it as BertForSequenceClass"
+    )
     with pytest.raises(GateError, match=message):
         model.save_pretrained(tmp_path / "refused")
     assert not list(tmp_path.rglob("*.*"))

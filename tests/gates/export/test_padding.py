@@ -48,7 +48,7 @@ def test_an_uneven_mask_becomes_a_stock_model_with_the_same_outputs(tmp_path, na
         torch.testing.assert_close(loaded(**batch)[0], masked(model, mask, lambda: model(**batch)[0]), atol=5e-6, rtol=2e-5)
     assert torch.equal(load_mask(tmp_path / "out" / "mask.json", find_attention(model)), mask)  # of the heads that count
     card, added = (tmp_path / "out" / "README.md").read_text(), 2 * heads - int(mask.sum())
-    assert f"- Padded: {added} heads of zeros (`--pad_heads`) beside those kept" in card
+    assert f"- Padded: {added} heads of zeros (`--pad_heads`) make all layers" in card
 
 
 def test_the_card_says_what_padding_costs(tmp_path):
@@ -62,13 +62,13 @@ def test_the_card_says_what_padding_costs(tmp_path):
     ]
     assert sizes[0] - sizes[1] == 32 * 8 * 4
     text = (tmp_path / "padded" / "README.md").read_text()
-    assert f"they cost 1,024 parameters ({1024 / sizes[1]:.1%} of {sizes[1]:,} without them)" in text
+    assert f"cost 1,024 parameters ({1024 / sizes[1]:.1%} of {sizes[1]:,} without them)" in text
 
 
 def test_a_mask_that_is_even_is_not_padded(tmp_path):
     mask = torch.tensor([1.0, 0, 0, 0, 0, 0, 1, 0])
     save_pruned(llama(), tmp_path / "out", mask, form="stock", pad_heads=True, tokenizer=None)
-    assert "- Padded: with no head" in (tmp_path / "out" / "README.md").read_text()
+    assert "- Padded: by no head" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_gate_values_are_folded_into_the_heads_that_count(tmp_path):
@@ -131,5 +131,5 @@ def test_a_mask_of_another_model_is_refused(tmp_path):
 
 
 def test_padding_belongs_to_the_stock_form(tmp_path):
-    with pytest.raises(GateError, match="'pruned'; leave it out or use form='stock'"):
+    with pytest.raises(GateError, match="'pruned'; remove it or use form='stock'"):
         save_pruned(llama(), tmp_path / "out", torch.ones(8), pad_heads=True, tokenizer=None)

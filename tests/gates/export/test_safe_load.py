@@ -83,7 +83,7 @@ def test_shards(pickled, tmp_path):
 
     wrong = {**places, "absent": places["none"]}
     (tmp_path / f"{index}.index.json").write_text(json.dumps({"weight_map": wrong}))
-    assert "lack 'absent'" in refused(read_weights, tmp_path, allow_pickle=True)
+    assert "its shards lack it" in refused(read_weights, tmp_path, allow_pickle=True)
     (tmp_path / places["none"]).unlink()
     assert f"the shard {places['none']!r}" in refused(read_weights, tmp_path, allow_pickle=True)
 
@@ -94,7 +94,7 @@ def test_an_index_does_not_lead_out_of_its_directory(place, tmp_path):
     save_file(WEIGHTS, tmp_path / "outside.safetensors")
     places = dict.fromkeys(WEIGHTS, place.format(root=tmp_path))
     (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    assert "expected the name of a file beside it" in refused(read_weights, tmp_path / "model")
+    assert "expected the name of a file in its directory" in refused(read_weights, tmp_path / "model")
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"weight_map": []}', "{" * 10_000, "[" * 100_000])
@@ -112,7 +112,7 @@ def test_no_weights_or_too_many(tmp_path):
     (tmp_path / "b.safetensors").unlink()
     assert same(read_weights(tmp_path))
     (tmp_path / "notes.txt").write_text("")
-    assert "is no weights file" in refused(read_weights, tmp_path / "notes.txt")
+    assert "is not a weights file" in refused(read_weights, tmp_path / "notes.txt")
 
 
 # Pickles
@@ -133,7 +133,7 @@ def test_a_hostile_pickle_is_not_executed(kind, tmp_path):
     path, marker = tmp_path / "pytorch_model.bin", tmp_path / "executed"
     hostile_pickle(kind, path, marker)
     assert "is a pickle, which can run code" in refused(read_weights, tmp_path)
-    assert "was not read" in refused(read_weights, tmp_path, allow_pickle=True)
+    assert "a pickle of more than tensors" in refused(read_weights, tmp_path, allow_pickle=True)
     assert not marker.exists()
 
     if kind == "plain":  # the trap works: an ordinary unpickler falls into it
@@ -145,7 +145,7 @@ def test_a_hostile_pickle_is_not_executed(kind, tmp_path):
 
 def test_a_pickle_under_a_safe_name_is_not_executed(tmp_path):
     hostile_pickle("torch", tmp_path / "model.safetensors", tmp_path / "executed")
-    assert "no safetensors file" in refused(read_weights, tmp_path, allow_pickle=True)
+    assert "not a safetensors file" in refused(read_weights, tmp_path, allow_pickle=True)
     assert not (tmp_path / "executed").exists()
 
 
@@ -176,7 +176,7 @@ def test_safetensors_cut_anywhere_are_refused(tmp_path):
     whole = path.read_bytes()
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
-        assert "truncated, damaged or no safetensors file" in refused(read_weights, tmp_path)
+        assert "truncated, damaged or not a safetensors file" in refused(read_weights, tmp_path)
 
 
 def test_no_flipped_bit_of_a_header_changes_a_tensor_unnoticed(tmp_path):
@@ -270,7 +270,7 @@ def test_a_damaged_list_of_checksums(content, export):
 @pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "onnx/../../secret", ""])
 def test_a_list_of_checksums_does_not_lead_out_of_its_directory(name, export):
     (export / CHECKSUM_FILE).write_text(json.dumps({"sha256": {name: "0" * 64}}))
-    assert "expected the name of a file beside it" in refused(verify_checksums, export)
+    assert "expected the name of a file in its directory" in refused(verify_checksums, export)
 
 
 # Configs

@@ -121,7 +121,7 @@ def test_a_ridge_below_what_single_precision_sums_to_is_too_small():
 
 
 def test_there_has_to_be_something_to_fit_to():
-    with pytest.raises(GateError, match="at least one position"):
+    with pytest.raises(GateError, match="there are no positions to fit to"):
         fit(moments_of(torch.zeros(0, 2), torch.zeros(0, 2)), torch.zeros(2, 2), ridge=0.1, has_bias=True)
 
 
@@ -159,7 +159,7 @@ def test_moments_that_are_not_finite_are_refused(part, value):
     moments = moments_of(x, y)
     broken = getattr(moments, part).clone()
     broken.view(-1)[0] = value
-    with pytest.raises(GateError, match="is not finite, so it cannot be refitted"):
+    with pytest.raises(GateError, match="are not finite, so it cannot be refitted"):
         fit(moments._replace(**{part: broken}), weight, ridge=0.1, has_bias=True)
 
 

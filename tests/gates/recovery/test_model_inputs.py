@@ -216,7 +216,7 @@ def test_rows_that_are_not_certain_are_refused_with_a_way_out():
     mask = torch.ones(gated.gates.size)
     mask[0] = 0
     gated.set_mask_(mask)
-    with pytest.raises(GateError, match=r"rows of 'image_to_text_projection.x_attn' are padding.*valid=lambda batch: \{'im"):
+    with pytest.raises(GateError, match=r"padding rows of 'image_to_text_projection.x_attn'.*valid=lambda batch: \{'im"):
         gated.refit_([batch], held_out=None)
     assert gated.refit_([batch], held_out=None, valid=lambda one: {"image_to_text_projection.x_attn": None})
 
@@ -226,7 +226,7 @@ def test_layers_that_disagree_say_nothing(monkeypatch):
     model = zoo.build(zoo.BY_NAME["HYV4"])
     batch = zoo.inputs(zoo.BY_NAME["HYV4"])
     batch["attention_mask"] = batch["attention_mask"][:, None, None].bool() & torch.ones(8, 8, dtype=torch.bool).tril()
-    with pytest.raises(GateError, match=r"it is not certain which rows of 'model.layers.0.self_attn' are padding"):
+    with pytest.raises(GateError, match=r"padding rows of 'model.layers.0.self_attn' in this batch are unknown"):
         found(model, batch)
 
 
@@ -239,7 +239,7 @@ def test_what_the_model_hands_to_its_attention_agrees_with_the_mask_of_a_text(na
         pytest.skip("reads no text alone")
     monkeypatch.setattr("gates.recovery.refit._is_text", lambda _: False)
     if name in ("HYV4", "Longformer", "BigBird", "LED"):
-        with pytest.raises(GateError, match="it is not certain which rows"):
+        with pytest.raises(GateError, match="the padding rows of"):
             found(model, batch)
         return
     gated, rows = found(model, batch)

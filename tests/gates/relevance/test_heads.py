@@ -136,7 +136,7 @@ def test_what_relevance_does_not_see():
 def test_what_cannot_be_answered_is_refused():
     model = t.BertModel(t.BertConfig(**SIZES))
     batch = {"input_ids": torch.tensor([[3, 4, 5]])}
-    with pytest.raises(GateError, match="BertModel gives no logits of classes or tokens"):
+    with pytest.raises(GateError, match="BertModel returns no logits of classes or tokens"):
         head_relevance(model, [batch])
     with pytest.raises(GateError, match="BertForMaskedLM predicts tokens in the middle of texts"):
         head_relevance(t.BertForMaskedLM(t.BertConfig(**SIZES)), [batch])

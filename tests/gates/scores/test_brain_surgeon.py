@@ -141,7 +141,7 @@ def test_the_scores_of_a_site_are_its_removal_errors_about_the_mean(model):
 
 def test_a_mask_of_another_size_and_no_positions_are_refused(model):
     moments = SiteMoments(16, 16)
-    with pytest.raises(GateError, match="expected the same batch and queries"):
+    with pytest.raises(GateError, match="give a mask for each part"):
         moments.update(torch.ones(2, 3, 16), torch.ones(2, 3, 16), 2, torch.ones(2, 4))
     with pytest.raises(GateError, match="nothing to score heads on"):
         brain_surgeon_scores(HeadGates(model), [moments.compute()] * 2)

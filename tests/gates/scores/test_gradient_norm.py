@@ -74,5 +74,5 @@ def test_adapters_are_refused():
 
 def test_heads_without_weights_of_their_own_are_refused():
     model = zoo.build(zoo.BY_NAME["DeepseekV3"])  # latent attention: keys and values of all heads from one projection
-    with pytest.raises(GateError, match="DeepseekV3Attention has no query, key and value weights"):
+    with pytest.raises(GateError, match="DeepseekV3Attention has no separate query, key and value weights"):
         input_weights(HeadGates(model))

@@ -70,12 +70,12 @@ def test_layers_of_several_kinds_are_called_by_their_labels(tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ({}, "is not a mask file: expected JSON"),
-        (3, "is not a mask file: expected JSON"),
+        ({}, "is not a mask file; expected the JSON"),
+        (3, "is not a mask file; expected the JSON"),
         ([{"seed": 0, "mask": [0, 1]}], "the masks.json of a comparison"),
-        ({"sites": [{"name": "a"}]}, "expected sites with a name, heads and the heads kept"),
+        ({"sites": [{"name": "a"}]}, "expected sites with a name, heads and kept heads"),
         ({"0": [1], "1": [0], "2": []}, "names the layer '2'; this model has 2, from '0' to '1'"),
-        ({"0": [1]}, "says nothing of 'encoder.1'"),
+        ({"0": [1]}, "lacks 'encoder.1'"),
         ({"0": [1], "1": 3}, "has 3 for 'bert.encoder.layer.1.attention'; expected a list"),
         ({"0": [1], "1": [4]}, "keeps head 4 of 'bert.encoder.layer.1.attention', which has heads 0 to 3"),
         ({"0": [-1], "1": []}, "keeps head -1"),
@@ -86,8 +86,8 @@ def test_layers_of_several_kinds_are_called_by_their_labels(tmp_path):
         ([[0, 1, 0, 0]], "has 4 values; expected 2 rows of 4 values"),
         ([[0, 1, 0, 0], 1], "has 2 rows of 4 and 0 values"),
         ([0, 1, 0], "has 3 values; expected 8 values"),
-        ([0, 1, 0, 0, 1, 0, 0, 2], "has 2 for head 7 of all; expected 0 or 1"),
-        ([0, 1, 0, 0, 1, 0, 0, "1"], "has '1' for head 7 of all"),
+        ([0, 1, 0, 0, 1, 0, 0, 2], "has 2 for head 7 of the model; expected 0 or 1"),
+        ([0, 1, 0, 0, 1, 0, 0, "1"], "has '1' for head 7 of the model"),
     ],
 )
 def test_content_that_is_no_mask_of_the_model_is_refused(content, said, tmp_path):

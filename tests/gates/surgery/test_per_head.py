@@ -77,5 +77,5 @@ def test_what_has_an_axis_of_heads_is_known_by_its_size():
 
 def test_heads_that_are_mixed_with_each_other_stay():
     model = t.DebertaModel(t.DebertaConfig(**TEXT, talking_head=True))
-    with pytest.raises(GateError, match=r"'head_logits_proj\.weight' beside its projections"):
+    with pytest.raises(GateError, match=r"unknown parameter 'head_logits_proj\.weight'"):
         remove_heads_(model, torch.ones(8))

@@ -85,7 +85,7 @@ def test_a_module_of_all_layers_is_scaled_once():
 def test_different_gates_are_not_folded_into_a_shared_weight(gates):
     model = tied()
     before = weights(model)
-    with pytest.raises(GateError, match=r"layer.1.attention' and '.*layer.0.attention' share the weights .* not their"):
+    with pytest.raises(GateError, match=r"layer.1.attention' and '.*layer.0.attention' share the weights .* different"):
         zero_heads_(model, (gates > 0).float(), values=gates)
     assert_unchanged(model, before)
 
@@ -94,7 +94,7 @@ def test_gates_are_not_folded_into_a_weight_that_is_used_elsewhere():
     model = build("bert")
     find_attention(model)[0].module.self.query.weight = find_attention(model)[0].output.weight
     before = weights(model)
-    with pytest.raises(GateError, match=r"shares its weights with Linear.weight, which is no attention's output"):
+    with pytest.raises(GateError, match=r"shares its weights with Linear.weight, so gates cannot be folded"):
         zero_heads_(model, MASK.repeat(2))
     assert_unchanged(model, before)
     gates = torch.cat([torch.ones(4), VALUES])
@@ -175,7 +175,7 @@ def test_a_weight_that_is_computed_is_no_place_to_fold_into():
 def test_heads_are_not_removed_from_quantised_weights():
     model = quantised()
     before = weights(model)
-    with pytest.raises(GateError, match=r"'output.dense' of '.*layer.0.attention' holds Parameter of int8; heads can"):
+    with pytest.raises(GateError, match=r"'output.dense' of '.*layer.0.attention' holds Parameter of int8, but removing"):
         remove_heads_(model, MASK.repeat(2))
     assert_unchanged(model, before)
 

@@ -125,5 +125,5 @@ def test_a_config_that_cannot_be_converted_and_a_folder_that_is_none(tmp_path, c
     version4.write(tmp_path / "old", FAMILIES["bert"], SOME)
     version4.edit_config(tmp_path / "old", pruned_heads={"0": [1], "2": [0]})
     said = refused(tmp_path, capsys, tmp_path / "old", "--output", tmp_path / "new")
-    assert "config and weights are not of one checkpoint" in said
+    assert "use the config.json of these weights" in said
     assert "does not exist" in refused(tmp_path, capsys, tmp_path / "absent", "--output", tmp_path / "new")
