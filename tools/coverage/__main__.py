@@ -1,8 +1,7 @@
 """Check what works for which architecture and model type: ``python -m tools.coverage``.
 
 The results are ``docs/data/architectures.csv``, ``docs/data/coverage.csv`` and the counts in
-``docs/reference/coverage.md``. With names,
-only these architectures and model types are checked, and nothing is written.
+``docs/reference/coverage.md``. With names, only these architectures and model types are checked, and nothing is written.
 """
 
 from __future__ import annotations
