@@ -1,4 +1,4 @@
-"""The tables and numbers of docs/explanation/roles.md and docs/explanation/relevance.md are those of the files in notebooks/results/roles."""
+"""The tables and numbers of roles.md and relevance.md in docs/explanation are those of the files in notebooks/results/roles."""
 
 import importlib.util
 from pathlib import Path

@@ -109,7 +109,8 @@ def table_of_tasks(base: Path, tasks: Sequence[str], stage: str, methods: Sequen
         if not set(methods) & set(found["method"]):
             raise GateError(f"{str(directory)!r} has none of the methods {', '.join(methods)} at the stage {stage!r}")
         cells = cells_of(found, f"test_{metric}").droplevel("stage").droplevel("kinds", axis="columns")
-        rows[name] = {(int(heads), str(method)): text for (heads, method), text in cells.unstack().items() if text}
+        texts = {(int(heads), str(method)): str(cells.at[method, heads]) for heads in cells.columns for method in cells.index}
+        rows[name] = {cell: text for cell, text in texts.items() if text}
     order = {method: position for position, method in enumerate(["dense", *methods])}
     columns = sorted({column for row in rows.values() for column in row}, key=lambda column: (-column[0], order[column[1]]))
     titles = [f"{method}, {heads} heads" for heads, method in columns]
