@@ -1,15 +1,29 @@
-"""What the site does with references in docstrings, such as ``:class:`gates.gating.head_gates.HeadGates```."""
+"""Complete pages of the site: link references in docstrings, such as ``:class:`gates.gating.head_gates.HeadGates```, and list
+the options of commands."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from typing import Any
 
+HELP = re.compile(r"<!-- help: (\w+) -->")
 REFERENCE = re.compile(r":(?:class|func|meth|mod|data|attr):<code>~?([\w.]+)</code>")
 
 
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Return a page with the output of ``COMMAND --help-all`` in place of each ``<!-- help: COMMAND -->``."""
+
+    def printed(match: re.Match[str]) -> str:
+        command = [sys.executable, "-m", "training", match[1], "--help-all"]
+        return f"```text\n{subprocess.run(command, capture_output=True, text=True, check=True).stdout}```"
+
+    return HELP.sub(printed, markdown)
+
+
 def on_page_content(html: str, **_: Any) -> str:
-    """A page with every reference as a link, if the page describes what it names, or else as the name alone."""
+    """Return a page whose references are links, if the page describes what they name, or else the name alone."""
 
     def shown(match: re.Match[str]) -> str:
         name = match[1].rpartition(".")[2]

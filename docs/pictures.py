@@ -43,6 +43,10 @@ TASKS = {
     "kinds of questions (TREC)": "trec_seeds",
 }
 """What the picture of four tasks calls the folders of their results."""
+FRONT = {"learned": "learned gates", "his": "Head Importance Score", "random": "random heads"}
+"""The methods of the picture on the front page, and what it calls them."""
+REFITTED = {"learned": "learned+restarts+refit", "his": "his+refit", "random": "random+refit"}
+"""The same methods with a refit."""
 HEADS = ("agreement_from_dense", "learned", 9)
 """The folder, method and budget whose gates and masks the pages show."""
 TRUTH = "known_truth"
@@ -56,6 +60,36 @@ SVG: dict[Any, Any] = {
     "svg.fonttype": "path",
     "svg.hashsalt": "head-gates",  # the same picture is the same file
 }
+
+
+@styled
+def front() -> Figure:
+    """The mean accuracy over the four tasks against the heads that are kept, for the mask alone and with a refit."""
+    folders = [name for seeds in TASKS.values() for name in (seeds, seeds.replace("_seeds", "_from_dense"))]
+    rows = pd.concat([pd.read_csv(RESULTS / folder / "comparison.csv").assign(task=folder.split("_")[0]) for folder in folders])
+    rows = rows[rows["stage"] == "post hoc"].drop_duplicates(["task", "method", "heads", "seed"])
+    cells = 100 * rows.groupby(["method", "heads", "task"])["test_accuracy"].mean().unstack()
+    mean = cells.dropna().mean(axis=1)  # where all tasks have a result
+    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+    axes = figure.subplots()
+    [(heads, dense)] = mean["dense"].items()
+    axes.axhline(dense, color=INK, linewidth=1, linestyle=":", label=f"all {heads} heads")
+    for colour, (method, title) in zip(COLOURS, FRONT.items(), strict=False):
+        alone = pd.concat([mean[method], pd.Series({heads: dense})]).sort_index()
+        axes.plot(alone.index, alone, color=colour, marker="o", markersize=4, label=f"{title}, mask alone")
+        if REFITTED[method] in mean:
+            refitted = pd.concat([mean[REFITTED[method]], pd.Series({heads: dense})]).sort_index()
+            axes.plot(
+                refitted.index, refitted, color=colour, marker="s", markersize=5, linestyle="--", label=f"{title}, refitted"
+            )
+    axes.set_xscale("log", base=2)
+    kept = sorted({*mean["learned"].index, heads})
+    axes.set_xticks(kept, [str(number) for number in kept])
+    axes.minorticks_off()
+    axes.set_xlabel(f"attention heads that stay, of {heads}")
+    axes.set_ylabel("mean test accuracy, %")
+    axes.legend(fontsize=8, frameon=False, loc="lower right")
+    return figure
 
 
 @styled
@@ -75,6 +109,7 @@ def four_tasks() -> Figure:
 
 def of_pages() -> Iterator[tuple[str, Figure]]:
     """Yield the pictures of pages by name."""
+    yield "front", front()
     yield "tasks", four_tasks()
     contents, course, title = of_gates()
     budget = HEADS[-1]

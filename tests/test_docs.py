@@ -22,7 +22,7 @@ from training.comparison.methods import MODIFIERS, NAMES, PARAMETERS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
 WITH_COMMANDS = [*PAGES, ROOT / "notebooks" / "results" / "README.md"]
 RUN_WHOLE = {"library.md", "extending.md"}
 """Pages whose snippets and commands a test of their own runs, in a folder with the files that they name."""
@@ -109,6 +109,8 @@ def test_commands_parse(page, tmp_path, monkeypatch):
                     parse(command, arguments)
             case ["python", "-m", "training.fit", *arguments]:
                 parse("fit", arguments)
+            case ["python", "-m", "tools.docs_tables", *arguments]:
+                docs_tables.parser_of().parse_args(arguments)
             case ["python", "-m", module, *_] if module.startswith("tools."):
                 assert (ROOT / module.replace(".", "/") / "__main__.py").is_file()
             case ["python", script, *_]:
@@ -150,7 +152,7 @@ def test_pages_with_a_test_of_their_own_have_one(page):
 @pytest.mark.parametrize("page", [page for page in PAGES if docs_tables.TABLE.search(page.read_text())], ids=name_of)
 def test_tables_are_those_of_the_files(page, tmp_path):
     copy = tmp_path / page.relative_to(ROOT)
-    copy.parent.mkdir(exist_ok=True)
+    copy.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(page, copy)
     (tmp_path / "notebooks").symlink_to(ROOT / "notebooks")
     docs_tables.update(copy)
@@ -176,7 +178,7 @@ def test_pictures_are_small_and_shown(picture):
 
 
 def test_every_method_is_described():
-    page = (DOCS / "methods.md").read_text(encoding="utf-8")
+    page = (DOCS / "reference" / "methods.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`([\w+-]+)`", page))
     assert {*NAMES, *(f"+{name}" for name in MODIFIERS)} - {"dense"} <= named
     for parameters in PARAMETERS.values():
@@ -184,15 +186,22 @@ def test_every_method_is_described():
             assert f"`{name}={', '.join(str(value).lower() for value in values)}`" in page
 
 
-def test_every_configuration_is_in_the_guide():
-    named = set(re.findall(r"`configs/(\w+\.yaml)`", (DOCS / "guide.md").read_text(encoding="utf-8")))
+def test_every_configuration_is_in_the_list_of_options():
+    page = DOCS / "reference" / "options.md"
+    named = set(re.findall(r"`configs/(\w+\.yaml)`", page.read_text(encoding="utf-8")))
     assert {path.name for path in (ROOT / "configs").glob("*.yaml")} <= named
 
 
 def test_every_page_is_in_the_menu():
     text = re.sub(r"!!\S+", "", (ROOT / "mkdocs.yml").read_text())
-    menu = re.findall(r"'(\w+\.md)'", str(yaml.safe_load(text)["nav"]))
-    assert sorted(menu) == sorted(path.name for path in DOCS.glob("*.md"))
+    menu = re.findall(r"'([\w/]+\.md)'", str(yaml.safe_load(text)["nav"]))
+    assert sorted(menu) == sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
+
+
+def test_the_pages_are_short():
+    size = {page: len(page.read_bytes()) for page in [ROOT / "README.md", *DOCS.rglob("*.md")]}
+    assert sum(size.values()) <= 220_000
+    assert size[DOCS / "results.md"] <= 30_000
 
 
 @pytest.mark.integration
@@ -204,11 +213,13 @@ def test_the_site_builds_without_a_warning_and_loads_nothing(tmp_path):
         cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    reference = (tmp_path / "site" / "api.html").read_text(encoding="utf-8")
+    reference = (tmp_path / "site" / "reference" / "api.html").read_text(encoding="utf-8")
     assert not re.search(r":\w+:<code>", reference)
     assert {name for name in gates.__all__ if f'id="gates.{name}"' not in reference} == set()
+    options = (tmp_path / "site" / "reference" / "options.html").read_text(encoding="utf-8")
+    assert "--model.min_prune_steps" in options
     pages = list((tmp_path / "site").rglob("*.html"))
-    assert len(pages) > len(list(DOCS.glob("*.md")))  # with the page for what is not found
+    assert len(pages) > len(list(DOCS.rglob("*.md")))  # with the page for what is not found
     for page in pages:
         loaded = re.findall(r"<(?:script|img|link|iframe)\b[^>]*?\b(?:src|href)=\"([^\"]+)\"", page.read_text(encoding="utf-8"))
         assert [address for address in loaded if re.match(r"(https?:)?//", address)] == []

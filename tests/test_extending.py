@@ -12,7 +12,7 @@ import pytest
 from training.__main__ import main
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("undrawn")]
-PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[1] / "docs" / "howto" / "extending.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', flags=re.DOTALL | re.MULTILINE)
 FILES = {title: text for _, title, text in BLOCK.findall(PAGE) if title}
 COMMANDS = [shlex.split(line) for kind, _, text in BLOCK.findall(PAGE) if kind == "bash" for line in text.splitlines()]

@@ -1,4 +1,4 @@
-"""The snippets of docs/library.md, run in order as one program."""
+"""The snippets of docs/howto/library.md, run in order as one program."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "library.md"
+PAGE = ROOT / "docs" / "howto" / "library.md"
 
 BEFORE = """
 import torch, transformers

@@ -1,4 +1,4 @@
-"""The tables and numbers of docs/roles.md and docs/relevance.md are those of the files in notebooks/results/roles."""
+"""The tables and numbers of roles.md and relevance.md in docs/explanation are those of the files in notebooks/results/roles."""
 
 import importlib.util
 from pathlib import Path
@@ -11,8 +11,8 @@ from training.analysis.survival import survival_of_roles
 from training.truth.program import PREVIOUS, PROGRAMS
 
 ROOT = Path(__file__).parents[1]
-PAGE = " ".join((ROOT / "docs" / "roles.md").read_text(encoding="utf-8").split())
-RELEVANCE = " ".join((ROOT / "docs" / "relevance.md").read_text(encoding="utf-8").split())
+PAGE = " ".join((ROOT / "docs" / "explanation" / "roles.md").read_text(encoding="utf-8").split())
+RELEVANCE = " ".join((ROOT / "docs" / "explanation" / "relevance.md").read_text(encoding="utf-8").split())
 RESULTS = ROOT / "notebooks" / "results" / "roles"
 ROLES = ["positional", "syntactic", "rare", "coreference", "separator", "first-token", "broad", "background"]
 

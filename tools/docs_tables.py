@@ -6,6 +6,8 @@ A page says between two comments which command makes a table::
     ...
     <!-- end -->
 
+A table over several tasks has ``python -m tools.docs_tables --tasks FOLDER=NAME... --methods NAMES`` in its comment.
+
 ``--rewrite FOLDER...`` writes ``summary.csv`` and ``verdict.md`` of finished comparisons again, from their rows and the tests
 that they have.
 """
@@ -24,21 +26,33 @@ from gates.errors import GateError
 from gates.files import replacing
 from training.cli.command_line import parse
 from training.commands.options import summary_parser
-from training.commands.summary import check_unused, report
+from training.commands.summary import check_unused, read_runs, report
+from training.commands.summary import summarise as cells_of
+from training.config.comparison import split_methods
 from training.runs.directory import only_writer
 from training.runs.stored import CHECKSUMS, read_json, read_table, remove_checksums, write_checksums
 from training.stats.tables import TEST_COLUMNS, rank_methods, summarise
 from training.stats.verdict import verdict
 
-TABLE = re.compile(r"(<!-- python -m training summary ([^\n]*?) -->)\r?\n.*?<!-- end -->", re.DOTALL)
+TABLE = re.compile(r"(<!-- python -m (training summary|tools\.docs_tables) ([^\n]*?) -->)\r?\n.*?<!-- end -->", re.DOTALL)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def parser_of() -> ArgumentParser:
     parser = ArgumentParser(prog="python -m tools.docs_tables", description="Update the tables of results in documents.")
     parser.add_argument("pages", type=Path, nargs="*", metavar="PAGE", help="documents to update")
     parser.add_argument("--rewrite", type=Path, nargs="+", default=[], metavar="FOLDER", help="comparisons to write again")
+    parser.add_argument("--tasks", nargs="+", default=[], metavar="FOLDER=NAME", help="print a table with a row per comparison")
+    parser.add_argument("--stage", default="post hoc", help="the stage of --tasks")
+    parser.add_argument("--methods", default="learned", help="the methods of --tasks, separated by commas")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = parser_of()
     options = parser.parse_args(arguments)
     try:
+        if options.tasks:
+            print(table_of_tasks(Path(), options.tasks, options.stage, split_methods(options.methods)))
         for folder in options.rewrite:
             with only_writer(folder):
                 rewrite(folder)
@@ -57,7 +71,11 @@ def update(page: Path) -> None:
 
     def made(match: re.Match[str]) -> str:
         try:
-            given = shlex.split(match[2])
+            given = shlex.split(match[3])
+            if match[2] == "tools.docs_tables":
+                wanted = parser_of().parse_args(given)
+                table = table_of_tasks(page.parent, wanted.tasks, wanted.stage, split_methods(wanted.methods))
+                return f"{match[1]}\n\n{table}\n\n<!-- end -->"
             options = parse(summary_parser(), given)
             check_unused(given)
             options.runs = [page.parent / run for run in options.runs]
@@ -68,6 +86,37 @@ def update(page: Path) -> None:
     changed = TABLE.sub(made, text)
     with replacing(page) as partial:
         partial.write_bytes(changed.encode())
+
+
+def table_of_tasks(base: Path, tasks: Sequence[str], stage: str, methods: Sequence[str]) -> str:
+    """Return a Markdown table with a row per comparison: the dense model, and each method at each number of heads.
+
+    Args:
+        base: The directory that the folders are relative to.
+        tasks: The folder and the name of each comparison, as ``FOLDER=NAME``.
+        stage: The stage of all columns.
+        methods: The methods, in the order of the columns.
+
+    Raises:
+        GateError: if a folder has no finished comparison, or none of the methods at this stage.
+    """
+    rows: dict[str, dict[tuple[int, str], str]] = {}
+    for folder, _, name in (task.rpartition("=") for task in tasks):
+        directory = base / folder
+        metric = str(read_json(directory / "metrics.json", dict)["main_metric"])
+        found = read_runs([directory])
+        found = found[(found["stage"] == stage) & found["method"].isin(["dense", *methods])]
+        if not set(methods) & set(found["method"]):
+            raise GateError(f"{str(directory)!r} has none of the methods {', '.join(methods)} at the stage {stage!r}")
+        cells = cells_of(found, f"test_{metric}").droplevel("stage").droplevel("kinds", axis="columns")
+        texts = {(int(heads), str(method)): str(cells.at[method, heads]) for heads in cells.columns for method in cells.index}
+        rows[name] = {cell: text for cell, text in texts.items() if text}
+    order = {method: position for position, method in enumerate(["dense", *methods])}
+    columns = sorted({column for row in rows.values() for column in row}, key=lambda column: (-column[0], order[column[1]]))
+    titles = [f"{method}, {heads} heads" for heads, method in columns]
+    lines = ["| task | " + " | ".join(titles) + " |", "| --- |" + " --: |" * len(columns)]
+    lines += [f"| {name} | " + " | ".join(row.get(column, "") for column in columns) + " |" for name, row in rows.items()]
+    return "\n".join(lines)
 
 
 def rewrite(folder: Path) -> None:

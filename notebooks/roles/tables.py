@@ -1,4 +1,4 @@
-"""``python notebooks/roles/tables.py``: write the tables of docs/roles.md that follow from others.
+"""``python notebooks/roles/tables.py``: write the tables of docs/explanation/roles.md that follow from others.
 
 ``depth.csv`` has the depth of the heads of each role, ``clark.csv`` compares the best heads with Clark et al. (2019), and
 ``survival.csv`` shows which roles the methods of four comparisons keep.

@@ -21,7 +21,7 @@ SETTING = Setting("tiny", "cpu", 1, (SIZE,), quick=True)
 
 
 def test_the_page_has_the_goals_and_figures_of_the_data():
-    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "benchmarks.md").read_text(encoding="utf-8")
     assert markdown(read(RESULTS / "cpu"), ["goals"]).split("\n\n")[-1] in page
     [tried] = [row for row in read(RESULTS / "cpu_large")["parts"]["large"] if row["tried"] != "no"]
     assert f"in {tried['measured_gb']:.1f} GB and {tried['step_ms']['median'] / 1000:.0f} seconds" in page

@@ -26,6 +26,31 @@ def test_a_page_gets_its_tables_and_keeps_the_rest(tmp_path):
     assert (page.read_bytes().decode(), link.is_symlink()) == (first, True)
 
 
+def test_a_table_of_tasks_has_a_row_per_comparison_and_the_methods_by_heads(tmp_path, capsys):
+    for name, shift in (("a", 0), ("b", 0.1)):
+        rows = [
+            ("dense", "post hoc", 36, 0.9),
+            ("his", "post hoc", 18, 0.8),
+            ("random", "post hoc", 18, 0.6),
+            ("his", "post hoc", 9, 0.5),
+        ]
+        run(tmp_path / name, 0, [(*row, value - shift) for *row, value in rows])
+        about = {"main_metric": "accuracy", "budgets_by_kind": {}}
+        (tmp_path / name / "metrics.json").write_text(json.dumps(about))
+    tasks = [f"{tmp_path / name}={title}" for name, title in (("a", "One"), ("b", "Two"))]
+    main(["--tasks", *tasks, "--methods", "random,his"])
+    header, _, one, two = capsys.readouterr().out.splitlines()
+    assert header == "| task | dense, 36 heads | random, 18 heads | his, 18 heads | his, 9 heads |"
+    assert (one, two) == ("| One | 90.0 | 60.0 | 80.0 | 50.0 |", "| Two | 80.0 | 50.0 | 70.0 | 40.0 |")
+    page = tmp_path / "page.md"
+    page.write_text("<!-- python -m tools.docs_tables --methods random --tasks a=One -->\n<!-- end -->\n")
+    main([str(page)])
+    assert "| One | 90.0 | 60.0 |" in page.read_text()
+    with pytest.raises(SystemExit, match="2"):
+        main(["--tasks", f"{tmp_path / 'a'}=One", "--methods", "shapley"])
+    assert "has none of the methods shapley" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["nowhere", "a --stage 'post hoc", "a --nonsense", "a --verdict --methods his", ""])
 def test_a_page_with_a_wrong_command_or_without_a_table_stays(command, tmp_path, capsys):
     page = tmp_path / "page.md"

@@ -1,7 +1,7 @@
 """Check what works for which architecture and model type: ``python -m tools.coverage``.
 
-The results are ``docs/data/architectures.csv``, ``docs/data/coverage.csv`` and the counts in ``docs/coverage.md``. With names,
-only these architectures and model types are checked, and nothing is written.
+The results are ``docs/data/architectures.csv``, ``docs/data/coverage.csv`` and the counts in
+``docs/reference/coverage.md``. With names, only these architectures and model types are checked, and nothing is written.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ from tools.coverage.every_type import REMOVED, TypeRow, check_type
 from tools.coverage.tiny import model_types
 
 DOCS = Path(__file__).parents[2] / "docs"
-ARCHITECTURES, TYPES, PAGE = DOCS / "data" / "architectures.csv", DOCS / "data" / "coverage.csv", DOCS / "coverage.md"
+ARCHITECTURES, TYPES, PAGE = (
+    DOCS / "data" / "architectures.csv",
+    DOCS / "data" / "coverage.csv",
+    DOCS / "reference" / "coverage.md",
+)
 MEMORY = 5 * 2**30
 MEANINGS = {
     REMOVED: "gates of one change no bit, a closed head is a block of zeros in its output projection, scores are the slopes of "
@@ -141,7 +145,7 @@ def _check_in_child(name: str, pipe: Connection) -> None:
 
 
 def write_counts() -> None:
-    """Write the counts of both tables between the marks in ``docs/coverage.md``."""
+    """Write the counts of both tables between the marks in ``docs/reference/coverage.md``."""
     replace_between(PAGE, "architectures", _about_architectures())
     replace_between(PAGE, "types", _about_types())
 

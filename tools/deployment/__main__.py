@@ -1,7 +1,7 @@
 """Try how exports load and what runs them: ``python -m tools.deployment``.
 
 Tiny random models are tried on this machine with the installed packages. The results are ``docs/data/deployment.csv`` and the
-counts in ``docs/deployment.md``. With names of tables, only these are tried anew.
+counts in ``docs/reference/deployment.md``. With names of tables, only these are tried anew.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tools.deployment import gguf, routes, runtimes, speed, vllm
 from tools.deployment.cells import Row
 
 DOCS = Path(__file__).parents[2] / "docs"
-DATA, PAGE = DOCS / "data" / "deployment.csv", DOCS / "deployment.md"
+DATA, PAGE = DOCS / "data" / "deployment.csv", DOCS / "reference" / "deployment.md"
 TABLES = ("routes", "runtimes", "gguf", "vllm", "speed")
 
 
@@ -61,7 +61,7 @@ def _versions() -> str:
 
 
 def write_counts() -> None:
-    """Write the counts of all tables and the speeds between the marks in ``docs/deployment.md``."""
+    """Write the counts of all tables and the speeds between the marks in ``docs/reference/deployment.md``."""
     counts: dict[str, dict[str, Counter[str]]] = {}
     cells: dict[str, dict[str, str]] = {}
     for row in read(DATA):

@@ -178,8 +178,10 @@ class Outside:
 
 
 OUTSIDE = {
-    "MODULE:FUNCTION": Outside("your own score: a function from a subject to a number for each head", "docs/extending.md"),
-    f"{GIVEN}FILE.json": Outside("a mask made elsewhere, at its own number of heads", "docs/extending.md"),
+    "MODULE:FUNCTION": Outside(
+        "your own score: a function from a subject to a number for each head", "docs/howto/extending.md"
+    ),
+    f"{GIVEN}FILE.json": Outside("a mask made elsewhere, at its own number of heads", "docs/howto/extending.md"),
 }
 
 MODIFIERS = {

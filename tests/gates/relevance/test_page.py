@@ -1,4 +1,4 @@
-"""docs/relevance.md names every family, and its program runs."""
+"""docs/explanation/relevance.md names every family, and its program runs."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ from gates.relevance.heads import FAMILIES
 from gates.relevance.rules import EPSILON
 from tests.models import build, inputs
 
-PAGE = (Path(__file__).parents[3] / "docs" / "relevance.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "explanation" / "relevance.md").read_text(encoding="utf-8")
 
 
 def test_every_family_is_named():

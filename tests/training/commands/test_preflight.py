@@ -12,7 +12,7 @@ from gates.errors import GateError
 from training.commands.preflight import check_run
 from training.commands.table import read
 
-FAQ = Path(__file__).parents[3] / "docs" / "faq.md"
+FAQ = Path(__file__).parents[3] / "docs" / "howto" / "faq.md"
 ROWS = "".join(f"the fox sees {word},{label}\n" for word, label in [("basil", "yes"), ("iron", "no")] * 10)
 CONFIG = {"model_type": "bert", "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 16}
 
@@ -102,7 +102,7 @@ def test_nothing_heavy_is_loaded_for_it(project):
 
 def test_the_sentences_of_the_documentation_are_those_of_the_code():
     """The longest part without values of each."""
-    root = FAQ.parents[1]
+    root = FAQ.parents[2]
     text = "".join(path.read_text() for folder in ("gates", "training") for path in (root / folder).rglob("*.py"))
     text = re.sub(r'"\s*f?"', "", text).replace("{", "").replace("}", "")
     sentences = re.findall(r"^\| [^|]+ \| [^`|]*`([^`]+)`[^|]* \|", FAQ.read_text(), flags=re.MULTILINE)

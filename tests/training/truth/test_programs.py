@@ -55,7 +55,7 @@ def test_there_are_programs_of_one_to_eight_layers_with_all_that_makes_it_hard()
 
 
 def test_the_page_describes_every_program():
-    page = (Path(__file__).parents[3] / "docs" / "known_truth.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "explanation" / "known_truth.md").read_text(encoding="utf-8")
     for one in PROGRAMS.values():
         numbers = f"{len(one.layers)} | {one.total_heads} | {len(one.needed)}"
         assert f"| `{one.name}` | {one.question} | {numbers} | {one.hard} |" in page
