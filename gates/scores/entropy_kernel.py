@@ -181,22 +181,23 @@ def launch_options(dtype: torch.dtype, head_dim: int) -> dict[str, Any]:
     """Return the sizes of tiles, and how many warps work on one.
 
     Powers of two and the sums after them take as long as the product, so they decide. They are computed in registers. A tile of
-    128 queries and 64 keys gives each thread of 8 warps 32 scores of 2 queries. That takes at most 111 registers with causal
-    attention, so two programs share a multiprocessor: one multiplies while the other one sums. With 128 keys it would take up
-    to 219. Queries and three tiles of keys take 80 KB of shared memory with 128 features, and all GPUs since 8.0 have 99. Twice
-    as many features halve the tile.
+    128 queries and 64 keys gives each thread of 8 warps 32 scores of 2 queries. That takes at most 128 registers, so two
+    programs share a multiprocessor: one multiplies while the other one sums. With 128 keys it would take up to 219. Shared
+    memory holds the queries and two or three tiles of keys and masks. It must stay below the 99 KB that all GPUs since 8.0
+    have, so there are two tiles from 128 features on, and smaller ones with 256.
 
     Tensor cores would round float32 to TF32, so its products are sums of ordinary multiplications. These keep their operands in
     registers, and 64 features at once would spill them. So queries and keys are read 16 features at a time. With 168 registers
     three programs of 4 warps share a multiprocessor.
     """
     features = max(16, 1 << (head_dim - 1).bit_length())
-    options: dict[str, Any] = {"width": features, "num_stages": 3, "enable_fp_fusion": True}
+    options: dict[str, Any] = {"width": features, "enable_fp_fusion": True}
     if dtype == torch.float32:
-        return options | {"block_queries": 64, "block_keys": 64, "part_width": 16, "num_warps": 4}
+        return options | {"block_queries": 64, "block_keys": 64, "part_width": 16, "num_warps": 4, "num_stages": 3}
+    options |= {"part_width": features, "num_stages": 3 if features < 128 else 2}
     if features <= 128:
-        return options | {"block_queries": 128, "block_keys": 64, "part_width": features, "num_warps": 8}
-    return options | {"block_queries": 64, "block_keys": 32, "part_width": features, "num_warps": 4}
+        return options | {"block_queries": 128, "block_keys": 64, "num_warps": 8}
+    return options | {"block_queries": 64, "block_keys": 32, "num_warps": 4}
 
 
 @_jit
