@@ -118,17 +118,19 @@ def kernel_entropy(
     entropy = query.new_empty(batch, heads, queries, dtype=torch.float32)
     blocks = launch_options(query.dtype, head_dim)
     tiles = math.ceil(queries / blocks["block_queries"])
-    kind, seen, lowest, mask_strides, seen_strides = "none", None, 0.0, (0, 0, 0, 0), (0, 0, 0)
+    kind, lowest, first, last = "none", 0.0, None, None
+    mask_strides: tuple[int, ...] = (0, 0, 0, 0)
+    seen_strides: tuple[int, ...] = (0, 0, 0)
     if mask is not None:
         mask = _plain(mask, keys)
         kind, lowest = _kind_and_lowest(mask)
-        seen = seen_ranges(mask, keys)
+        first, last, _ = seen_ranges(mask, keys)
         mask_strides = mask.expand(batch, heads, queries, keys).stride()
-        seen_strides = seen[0].expand(batch, heads, queries).stride()
+        seen_strides = first.expand(batch, heads, queries).stride()
         mask = mask.view(torch.uint8) if kind == "bool" else mask
     with torch.cuda.device_of(query):  # Triton launches on the current device
         _entropy_kernel[(tiles * batch * heads,)](
-            query, key, mask, None if seen is None else seen[0], None if seen is None else seen[1], sink, entropy,
+            query, key, mask, first, last, sink, entropy,
             scale * math.log2(math.e), 1 / scale, queries, keys, heads, heads // key.shape[1], tiles,
             *query.stride()[:3], *key.stride()[:3], *mask_strides, *seen_strides,
             causal=causal, mask_kind=kind, one_row=mask_strides[2] == 0, has_sink=sink is not None, hiding=lowest,
