@@ -6,10 +6,11 @@ call that also returns its log-sum-exp gives exact entropies in memory linear in
 read a block of queries at a time, and each block attends only to the keys between the first and the last that it sees: so
 causal masks with padding cost half of a full matrix, and sliding windows and packed documents a part of it.
 
-All is computed in float32, also for models in half precision. Fused kernels in half precision (flash and flex attention on a
-GPU) would be faster, but they round the mean key, and the entropy is a small difference of large numbers. With bfloat16 scores
-of standard deviation 8, whose entropies are 0.8 nats in the mean, the kernel of the CPU in bfloat16 is off by up to 0.07 nats,
-and in float32 by 1e-5. So kernels in half precision are not used. The way of CUDA, the memory-efficient kernel, was never run.
+Where :mod:`gates.scores.entropy_kernel` supports the inputs, a kernel of this project computes the entropy on a GPU in half
+of attention's work. Everywhere else PyTorch's kernels do, in float32, also for models in half precision. Fused kernels in half
+precision (flash and flex attention on a GPU) would be faster, but they round the mean key, and the entropy is a small
+difference of large numbers. With bfloat16 scores of standard deviation 8, whose entropies are 0.8 nats in the mean, the kernel
+of the CPU in bfloat16 is off by up to 0.07 nats, and in float32 by 1e-5. So PyTorch's kernels in half precision are not used.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.integrations.sdpa_attention import repeat_kv
 
 from gates.attention.sites import AttentionSite
 from gates.attention.valid import check_valid
+from gates.scores import entropy_kernel
 from gates.scores.metric import HeadMetric
 
 # Attention scores and masks, a block of queries at a time, so that memory grows in proportion to the number of keys.
@@ -77,12 +80,15 @@ def visible_keys(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool) 
     if mask is None:
         last = torch.arange(1, queries + 1, device=query.device).clamp(max=keys)
         return (last if causal else torch.full_like(last, keys)).view(1, 1, queries)
-    counts = []
+    if entropy_kernel.reads(mask):
+        counts = entropy_kernel.seen_ranges(mask[:, :1], keys, causal_queries=queries if causal else None)[2]
+        return counts.expand(-1, -1, queries)
+    blocks = []
     for at in query_blocks(queries):
         visible = _visible(mask[:, :1], causal, at, keys, query.device)
         assert visible is not None, "a mask shows some keys and hides others"
-        counts.append(visible.sum(-1, dtype=torch.int32).expand(-1, -1, at.stop - at.start))
-    return torch.cat(counts, dim=2)
+        blocks.append(visible.sum(-1, dtype=torch.int32).expand(-1, -1, at.stop - at.start))
+    return torch.cat(blocks, dim=2)
 
 
 def score_blocks(
@@ -110,11 +116,16 @@ def distribution_blocks(
     The weight of a key is the exponential of their difference, which is NaN for a query that sees no key.
     """
     with torch.autocast(query.device.type, enabled=False):
-        for scores in score_blocks(query.float(), key.float(), scale, mask, softcap, causal):
+        for scores in score_blocks(query.float(), repeated(key.float(), query), scale, mask, softcap, causal):
             log_sum_exp = scores.logsumexp(-1)
             if sink is not None:
                 log_sum_exp = torch.logaddexp(log_sum_exp, sink.float().view(1, -1, 1))
             yield scores, log_sum_exp
+
+
+def repeated(key: Tensor, query: Tensor) -> Tensor:
+    """Return keys with as many heads as the queries that share them."""
+    return repeat_kv(key, query.shape[1] // key.shape[1])
 
 
 def scores_of(query: Tensor, key: Tensor, scale: float, bias: Tensor | None, softcap: float | None) -> Tensor:
@@ -222,15 +233,17 @@ def attention_entropy(
 
     Args:
         query: queries, ``[batch, heads, query, head_dim]``.
-        key: keys, ``[batch, heads, key, head_dim]`` (grouped keys already repeated).
+        key: keys, ``[batch, heads, key, head_dim]``, or fewer heads that are shared by as many consecutive queries each.
         mask: true at visible keys, or a summand of the scores that is ``-inf`` or its type's lowest value at invisible keys
             and anything finite elsewhere; broadcastable to ``[batch, heads, query, key]``.
         causal: whether query i sees the keys 0 to i alone, of those that the mask shows.
         softcap: scores become ``softcap * tanh(score / softcap)`` before the summand (Gemma 2).
         sink: score of a further outcome at which nothing is read, ``[heads]`` (GPT-OSS); it counts as one more key.
     """
+    if entropy_kernel.supports(query, key, scale, mask, softcap=softcap, sink=sink):
+        return entropy_kernel.kernel_entropy(query, key, scale, mask, causal=causal, sink=sink)
     with torch.autocast(query.device.type, enabled=False):
-        query, key = query.float(), key.float()
+        query, key = query.float(), repeated(key.float(), query)
         sink = None if sink is None else sink.float().view(1, -1, 1)
         if mask is None and softcap is None:  # the kernel hides later keys by itself
             whole = _fused(query, key, scale, None, sink, causal=causal)

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
-from transformers.integrations.sdpa_attention import repeat_kv
 
 from gates.attention.intercept import (
     DIRECT,
@@ -257,8 +256,7 @@ def _with_position_bias(mask: Tensor | None, position_bias: Tensor | None, keys:
 
 def _measure(query: Tensor, key: Tensor, scale: float | None, mask: Tensor | None, **more: Any) -> Measure:
     scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
-    repeated = repeat_kv(key, query.shape[1] // key.shape[1])
-    return lambda metric: metric.from_scores(query, repeated, scale, mask, **more)
+    return lambda metric: metric.from_scores(query, key, scale, mask, **more)
 
 
 def _of_matrix(module: nn.Module, weights: Tensor | None, visible: Tensor) -> Measure:

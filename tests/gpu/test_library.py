@@ -25,8 +25,10 @@ from gates import (
 from gates.attention.modes import kept_generators
 from gates.gating.hard_concrete import HardConcrete, Stretch
 from gates.gating.price import solve_price
+from gates.scores import entropy_kernel
 from gates.scores.attention import attention_entropy
 from gates.surgery.verify import relative_difference
+from tests.gates.scores import kernel_cases
 from tests.models import FAMILIES, build, inputs, logits, random_mask
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # of the compiler and the card
@@ -147,6 +149,26 @@ def test_entropy_is_its_definition(dtype, tolerance, hiding, device):
     found = attention_entropy(query, key, 0.25, seen if hiding == "mask" else None, causal=hiding == "causal")
     log_p = (query.double() @ key.double().mT * 0.25).masked_fill(~seen, -torch.inf).log_softmax(-1)
     near(found, -(log_p.exp() * log_p).nan_to_num(0).sum(-1), tolerance)
+
+
+def test_the_entropy_kernel_is_exact_and_in_use(device):
+    """In three precisions, with all kinds of masks, grouped queries and sinks."""
+    query, key = kernel_cases.inputs(torch.bfloat16)
+    if not entropy_kernel.supports(query.to(device), key.to(device), 0.3):
+        pytest.skip("the kernel needs a CUDA device of capability 8.0 with Triton, a C compiler and Python's headers")
+    assert max(kernel_cases.errors(device).items(), key=lambda item: item[1])[1] < 5e-5
+
+
+def test_the_entropy_kernel_reads_masks_of_more_than_2_gib(device):
+    """The second row of this mask begins 4 GiB behind the first one."""
+    query, key = (torch.randn(1, 1, length, 64, device=device, dtype=torch.bfloat16) for length in (8, 8192))
+    if not entropy_kernel.supports(query, key, 0.125):
+        pytest.skip("the kernel does not run here")
+    rows = torch.zeros(2**16, 2**16, dtype=torch.bool, device=device)
+    rows[-1, 100:200] = True
+    mask = rows[:: 2**16 - 1][None, None, :, :8192].expand(1, 1, 2, 8192)
+    found = attention_entropy(query[:, :, :2], key, 0.125, mask)
+    near(found, kernel_cases.exact(query[:, :, :2], key, 0.125, mask)[0], 5e-5)
 
 
 @pytest.mark.parametrize("name", ["bert", "llama", "bart"])
