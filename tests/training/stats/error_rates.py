@@ -1,8 +1,8 @@
 """How often the whole procedure of a comparison (the test of every pair, Holm's correction) claims a difference.
 
-``python -m tests.training.stats.error_rates`` prints the table of docs/explanation/statistics.md. Eight methods are compared, 28
-pairs, on 0/1 outcomes with a mean of 0.85, as accuracy has them, or on numbers where one source of chance is to be the only one. In the
-table every model gets the same 70 % of the examples right, so that two models differ on 15 % of them.
+``python -m tests.training.stats.error_rates`` prints the table of docs/explanation/statistics.md. Eight methods are compared,
+28 pairs, on 0/1 outcomes with a mean of 0.85, as accuracy has them, or on numbers where one source of chance is to be the only
+one. In the table every model gets the same 70 % of the examples right, so that two models differ on 15 % of them.
 """
 
 from __future__ import annotations
