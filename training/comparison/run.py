@@ -15,6 +15,7 @@ import pandas as pd
 import torch
 import yaml
 from pytorch_lightning.loggers import CSVLogger
+from pytorch_lightning.utilities import rank_zero_only
 
 from gates.attention.sites import site_labels
 from gates.errors import GateError
@@ -78,7 +79,12 @@ def choose_heads(selector: MaskSelector, own: Method, budget: Budget | None, opt
     """
     if budget is None or "refit" not in own.modifiers or options.keep == "learned":
         return Kept(own, selector.select(own, budget), {})
-    best, reached = selector.best_refitted([own, *map(Method.parse, CHEAP_RIVALS)], budget)
+    try:
+        best, reached = selector.best_refitted([own, *map(Method.parse, CHEAP_RIVALS)], budget)
+    except GateError as error:  # such as weights that two projections share
+        rank_zero_only(stdout().print)(f"the run continues without a refit: {error}", soft_wrap=True, highlight=False)
+        own = replace(own, modifiers=own.modifiers - {"refit"})
+        return Kept(own, selector.select(own, budget), {})
     return Kept(best, selector.select(best, budget), reached)
 
 
@@ -361,6 +367,9 @@ def train_and_compare(
     checkpoint = checkpoint_of(setup.run, run, first)
     data = open_data(setup, checkpoint)
     setup = with_min_prune_steps(timed(setup, run, data), data)
+    if setup.model.refit and setup.model.why_not_refitted:
+        reason = f"the run continues without a refit: {setup.model.why_not_refitted}"
+        rank_zero_only(stdout().print)(reason, soft_wrap=True, highlight=False)
     pruner = make_pruner(setup, data)
     given = pruner.steering.budget
     if given is not None:  # 0.25 and 18 of 72 heads are the same budget
@@ -379,6 +388,8 @@ def train_and_compare(
         selector = MaskSelector(experiments, options, swaps=swaps, as_configured=own.base)
         learned = selector.select(Method(own.base), budget if own.is_learned else None).start
         kept = choose_heads(selector, own, budget if own.is_learned else None, setup.model)
+        if "refit" not in kept.method.modifiers:
+            own = replace(own, modifiers=own.modifiers - {"refit"})
         final = train(experiments, kept)
     pruner = keep_checkpoints(run, experiments, final, kept, learned)
     metrics = final if own.base != "dense" else experiments.post_hoc(kept.selection.values)
