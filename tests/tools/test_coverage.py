@@ -26,7 +26,7 @@ USED = (
         ("udop", REMOVED, ""),  # its last token is padding
         ("eomt", REMOVED, ""),  # PyTorch computes it wrongly in float64
         ("ibert", "gated", "heads of "),  # its projections are none of PyTorch's
-        ("zaya", "gated", "known from a probe alone"),
+        ("zaya", "gated", "found by a probe"),
         ("xlnet", "refused", "XLNetRelativeAttention"),
         ("convnext", "no attention", "the tiny model made of its defaults has no attention"),
         ("decision_transformer", "no inputs", "DecisionTransformerModel"),
