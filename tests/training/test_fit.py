@@ -219,7 +219,7 @@ def test_the_offline_wandb_run_holds_metrics_table_and_pictures(full_run):
 
 def test_the_final_table_and_paths_are_printed(full_run):
     _, done = full_run
-    for part in ("3 of 8 heads kept", "his(order=worst)", "comparison.csv", "export", "wandb sync"):
+    for part in ("3 of 8 heads kept", "entropy(keep=high)", "comparison.csv", "export", "wandb sync"):
         assert part in done.stdout
     assert "Traceback" not in done.stderr
     assert "Warning" not in done.stderr

@@ -103,7 +103,6 @@ def test_gates_of_both_types_agree(backbone):
         ({"finetune": 1.0}, r"dtype is bfloat16, in which weights are fixed, but finetune is 1 epochs; set it to 0"),
         ({"retrain": 0.5}, r"dtype is bfloat16, in which weights are fixed, but retrain is 0.5 epochs"),
         ({"backbone": None, "from_scratch": GROUPED}, "dtype is bfloat16, whose weights are fixed, but the model is new"),
-        ({"refit": True}, "dtype is bfloat16, in which weights are fixed, but refit changes them"),
     ],
 )
 def test_what_would_change_weights_is_refused(change, message):

@@ -267,7 +267,10 @@ def test_two_processes_end_with_complete_tables(tmp_path):
         (["--model.gate", "relaxed-top-k"], "here other gates are methods"),
         (["--trainer.limit_val_batches", "0"], "results need the selection and the test split"),
         (["--methods", "his,learned+distil", "--distil.weight", "2"], "distil is 2.0"),
-        (["--methods", "his,his+refit", "--model.freeze", "[classifier]"], "refit changes all weights behind the heads"),
+        (
+            ["--methods", "his,his+refit", "--model.freeze", "[classifier]"],
+            "fixes weights that a refit changes; remove +refit",
+        ),
         (["--budgets", "4,2", "--model.minimum_per_layer", "2"], "needs 4 heads"),
     ],
 )

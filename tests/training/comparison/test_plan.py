@@ -337,7 +337,7 @@ def test_nothing_is_trained_for_what_is_not_asked(tmp_path, monkeypatch):
     assert fit.main([*arguments, "--compare", "posthoc"]) == 0
     assert len(trainings) == 3
     trainings.clear()
-    more = ["--compare", "full", "--retrained", "[dense,his(order=worst)]", "--from_scratch", "[learned]"]
+    more = ["--compare", "full", "--retrained", "[dense,hies]", "--from_scratch", "[learned]"]
     assert fit.main([*arguments, *more, "--existing", "overwrite"]) == 0
     assert len(trainings) == 3 + 2 + 1
 
