@@ -96,7 +96,7 @@ def test_what_reads_or_cuts_weights_says_that_adapters_are_to_be_merged(name, tm
         lambda: rescaled_gates(gates, mask, lambda: [batch], lambda batch: model(**batch), lambda batch: {}),
         lambda: get_gated_model(model).set_mask_(mask).prune_and_unload(),
     ):
-        with pytest.raises(GateError, match=r"carries an adapter \(.*LoraLayer\).*merge_and_unload\(\)"):
+        with pytest.raises(GateError, match=r"has an adapter \(.*LoraLayer\).*merge_and_unload\(\)"):
             use()
     gates_on(find_attention(model))[0].detach()  # of the last, which were put on again
     with pytest.raises(GateError, match="merge_and_unload"):

@@ -218,7 +218,7 @@ def test_a_sharded_model_is_not_run_again_to_find_out_which_rows_are_whose():
         shard_(gated.base_model, 1)
         replicate_(gated.gates, seed=0)
         gated(input_ids=torch.ones(3, 7, dtype=torch.long))  # its shape tells
-        with pytest.raises(GateError, match=r"not certain which rows.*not sharded.*draw_per='batch'"):
+        with pytest.raises(GateError, match=r"are ambiguous for.*unsharded.*draw_per='batch'"):
             gated(input_ids=torch.ones(4, 8, dtype=torch.long))
     finally:
         distributed.destroy_process_group()

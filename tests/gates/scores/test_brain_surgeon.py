@@ -143,5 +143,5 @@ def test_a_mask_of_another_size_and_no_positions_are_refused(model):
     moments = SiteMoments(16, 16)
     with pytest.raises(GateError, match="give a mask for each part"):
         moments.update(torch.ones(2, 3, 16), torch.ones(2, 3, 16), 2, torch.ones(2, 4))
-    with pytest.raises(GateError, match="nothing to score heads on"):
+    with pytest.raises(GateError, match="no positions to score heads on"):
         brain_surgeon_scores(HeadGates(model), [moments.compute()] * 2)

@@ -282,8 +282,8 @@ def test_the_card_states_costs_and_results_only_where_they_hold(run, tmp_path, c
         (["--length", "1"], "--length is 1; expected at least 2"),
         (["--pad_heads"], "--pad_heads is for --format stock, and the format is masked"),
         (["--private"], "give --push_to_hub USER/NAME as well"),
-        (["--push_to_hub", "nobody"], "'nobody' names no user or organisation; expected user/name"),
-        (["--push_to_hub", "a/b"], "there is no token to upload to 'a/b' with"),
+        (["--push_to_hub", "nobody"], "'nobody' has no user or organisation; expected user/name"),
+        (["--push_to_hub", "a/b"], "there is no token for an upload to 'a/b'"),
         (["--format", "clay"], "--format is clay, which it does not take; expected stock, remote-code"),
         (["--format", "gates", "--refit"], "the format gates holds none"),
     ],
@@ -305,7 +305,7 @@ def test_a_taken_directory_is_refused_before_any_work(run, tmp_path, capsys):
         assert call(run, tmp_path / "out", "--format", format) == 2
         assert "exists already" in capsys.readouterr().err
     assert call(run, tmp_path / "out" / "thesis.tex" / "deeper", "--format", "masked") == 2
-    assert "lies in a file" in capsys.readouterr().err
+    assert "is inside a file" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.tex"]
 
 

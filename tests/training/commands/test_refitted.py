@@ -64,7 +64,7 @@ def test_what_is_impossible_is_said_before_anything_is_scored_or_refitted(full_r
         assert not (tmp_path / "out").exists()
         return capsys.readouterr().err
 
-    assert "whatever the mask" in refused("--format", "stock", "--ranking", "obs", "--budget", "2")
+    assert "no stock form with fewer heads" in refused("--format", "stock", "--ranking", "obs", "--budget", "2")
     more = ("--ranking", "obs", "--budget", "2", "--minimum_per_layer", "2")
     assert "minimum of 2" in refused("--format", "masked", *more)
     assert "'--model.budget' behind -- does not say where something is; expected one of --data," in refused(
