@@ -17,7 +17,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from gates.roles.roles import RULES
-from training.plotting import COLOURS, INK, legend_beside, method_styles, styled
+from training.plotting import COLOURS, INK, legend_on_the_right, method_styles, styled
 from training.report.captions import STAGE_TITLES
 from training.report.contents import Course, ReportData
 from training.report.figures import DENSE, draw_quality, masks_by_method, recoveries, ticks, what_is_drawn
@@ -102,7 +102,7 @@ def four_tasks() -> Figure:
     for axes, (task, one) in zip(panels, contents.items(), strict=True):
         draw_quality(axes, one, "post hoc", styles)
         axes.set_title(task, fontsize=9)
-    legend_beside(figure, panels[0], [*styles, DENSE])
+    legend_on_the_right(figure, panels[0], [*styles, DENSE])
     figure.suptitle(f"{STAGE_TITLES['post hoc']}; {what_is_drawn(one, 'post hoc')}", fontsize=9)
     return figure
 
