@@ -661,3 +661,27 @@ def test_without_arguments_the_embedded_default_runs(monkeypatch):
     assert chosen[0].as_dict() == build_parser().parse_args(["--config", str(CONFIGS / "default.yaml")]).as_dict()
     assert chosen[1].model.budget == 5
     assert chosen[1].model.from_scratch == yaml.safe_load((CONFIGS / "default.yaml").read_text())["model"]["from_scratch"]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("keep", ["best", "learned"])
+def test_a_refitted_run_keeps_the_best_heads_on_the_selection_split(tmp_path, keep):
+    run = tmp_path / "run"
+    given = ["--config", write_config(tmp_path), "--run_dir", str(run), "--compare", "none", "--curve", "[]"]
+    assert main([*given, "--model.refit", "true", "--model.keep", keep, "--model.min_prune_steps", "12"]) == 0
+    described = json.loads((run / "metrics.json").read_text())["run"]
+    rows = pd.read_csv(run / "comparison.csv").set_index(["method", "stage"])
+    if keep == "learned":
+        assert (described["method"], described["selection"]) == ("learned+refit", {})
+    else:
+        reached = described["selection"]
+        assert list(reached) == ["learned+refit", "obs+refit", "his+refit"]
+        assert described["method"] == max(reached, key=reached.get)
+        assert rows.loc[(described["method"], "post hoc"), "select_accuracy"] == pytest.approx(max(reached.values()))
+    final = rows.loc[(described["method"], "retrained")]
+    found = described["against_dense"]
+    assert found["value"] == pytest.approx(final["test_accuracy"])
+    assert found["difference"] == pytest.approx(final["test_accuracy"] - rows.loc[("dense", "post hoc"), "test_accuracy"])
+    assert found["low"] <= found["value"] <= found["high"]
+    masks = [json.loads((run / folder).read_text()) for folder in ("export/mask.json", f"masks/{described['method']}.json")]
+    assert masks[0]["heads"] == masks[1]["heads"]

@@ -247,12 +247,18 @@ def of_run(own="learned", **end):
 
 
 def test_a_run_is_compared_as_far_as_it_is_asked():
-    assert of_run(compare="none") == {"learned": ("retrained",)}
+    assert of_run(compare="none") == {"dense": ("post hoc",), "learned": STAGES}
     assert of_run(compare="posthoc") == dict.fromkeys(("dense", "learned", *RIVALS), ("post hoc",)) | {"learned": STAGES}
     assert of_run(compare="full") == dict.fromkeys(("dense", "learned", *RIVALS), STAGES)
     some = of_run(compare="full", retrained=["his"], from_scratch=["learned", "random"])
     assert {name for name, stages in some.items() if "retrained" in stages} == {"learned", "his"}
     assert {name for name, stages in some.items() if "from scratch" in stages} == {"learned", "random"}
+
+
+def test_a_run_trains_the_heads_it_keeps_and_shows_those_of_its_gates():
+    own, kept, end = Method.parse("learned+refit"), Method.parse("obs+refit"), EndOfRun(compare="none")
+    plan = {one.method.name: one.stages for one in plan_of_run(own, Budget(3, {}), end, kept)}
+    assert plan == {"dense": ("post hoc",), "obs+refit": STAGES, "learned+refit": ("post hoc",)}
 
 
 @pytest.mark.parametrize("compare", ["none", "posthoc", "full"])
