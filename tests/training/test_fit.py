@@ -289,9 +289,10 @@ def test_a_finished_run_that_is_resumed_trains_nothing(tmp_path, full_run, monke
     assert states[0] == states[1]
     assert main([*arguments, "--data.train_rows", "128"]) == 2
     assert main([*arguments, "--compare", "none"]) == 0
-    assert not {"scores.csv", "curve.csv"} & {path.name for path in run.iterdir()}
-    assert [path.name for path in (run / "masks").iterdir()] == ["learned.json"]
-    assert pd.read_csv(run / "comparison.csv")[["method", "stage"]].to_numpy().tolist() == [["learned", "retrained"]]
+    assert "curve.csv" not in {path.name for path in run.iterdir()}
+    assert {path.name for path in (run / "masks").iterdir()} == {"dense.json", "learned.json"}
+    rows = pd.read_csv(run / "comparison.csv")[["method", "stage"]].to_numpy().tolist()
+    assert rows == [["dense", "post hoc"], ["learned", "post hoc"], ["learned", "retrained"]]
     assert started == []
     assert (run / "metrics.csv").read_text() == logged
 
@@ -321,7 +322,7 @@ def test_another_budget_from_the_dense_checkpoint_of_a_run(full_run, tmp_path):
     arguments = ["--config", write_config(tmp_path), "--run_dir", str(tmp_path / "run"), "--model.budget", "5"]
     assert main([*arguments, "--ckpt_path", str(full_run[0] / "checkpoints" / "dense.ckpt")]) == 0
     assert_same_weights(tmp_path / "run", full_run[0], "dense")
-    assert pd.read_csv(tmp_path / "run" / "comparison.csv")["heads"].tolist() == [5]
+    assert pd.read_csv(tmp_path / "run" / "comparison.csv")["heads"].tolist() == [8, 5, 5]
 
 
 @pytest.fixture(scope="module")
@@ -421,7 +422,7 @@ HUB = ["--model.from_scratch", "null", "--model.backbone"]
         ([*HUB, "FOLDER"], "cannot load a model from"),
         (["--model.from_scratch", "{model_type: xlnet, d_model: 16, n_head: 2, n_layer: 2}"], "XLNetRelativeAttention"),
         (["--model.budget", "9"], "the budget is 9; expected a whole number from 0 to 8 (heads in the model)"),
-        (["--model.budget", "null"], "--model.price is not given; give one, such as 0.01"),
+        (["--model.budget", "null"], "--model.price is not given; give a price such as 0.01"),
         (["--model.budget", "null", "--model.price", "-1"], "price is -1.0; expected numbers of at least 0"),
         (["--model.freeze", "['.*']", "--compare", "full"], "fixes all weights, so nothing can be"),
         (["--model.freeze", "['.*']", "--compare", "none"], "fixes all weights, but retrain is"),

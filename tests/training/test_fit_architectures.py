@@ -44,7 +44,7 @@ def test_a_classifier_with_encoder_and_decoder(model, tmp_path):
 def test_heads_that_cannot_be_removed_are_zeros_in_the_export(tmp_path, capsys):
     run = run_of(tmp_path, {"model_type": "doge", **DOGE}, "--model.budget", "3")
     said = capsys.readouterr().out
-    assert "the heads given up are zeros in the pruned model, and not gone: heads of DogeAttention" in said
+    assert "the closed heads are zeros in the pruned model and were not removed: heads of DogeAttention" in said
     model = AutoModelForSequenceClassification.from_pretrained(run / "export")
     sites = find_attention(model)
     mask = load_mask(run / "export" / "mask.json", sites)
