@@ -110,7 +110,7 @@ def test_a_folder_in_the_place_of_a_file_is_named(tmp_path):
 
 def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "metrics.json")
-    with pytest.raises(GateError, match="is not a regular file"):
+    with pytest.raises(GateError, match="is no regular file"):
         read_json(tmp_path / "metrics.json", dict)
     with pytest.raises(GateError, match="is not a regular file"):
         read_mask(tmp_path / "metrics.json")
