@@ -44,7 +44,7 @@ def test_checksums_that_are_a_pipe(tmp_path):
     os.mkfifo(tmp_path / "checksums.json")
     with pytest.raises(GateError, match=r"checksums\.json' as text: it is damaged \(it is no regular file\)"):
         check_unchanged(tmp_path / "verdict.md", "text")
-    with pytest.raises(GateError, match=r"checksums\.json' is no regular file; copy the export again, or remove it"):
+    with pytest.raises(GateError, match=r"checksums\.json' is not a regular file; copy the export again, or remove it"):
         verify_checksums(tmp_path)
     cache = ExperimentCache(tmp_path / "experiments")
     folder = cache.get_or_make({"a": 1}, lambda folder: {}).path
