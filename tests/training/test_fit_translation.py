@@ -236,7 +236,7 @@ def test_the_user_is_told_how_many_pairs_are_left_out_and_which_were_not_transla
     whole, ends = make_data(), {"train": "training", "select": "select", "test": "test"}
     for split, name in ends.items():
         longer = [max(sides) > 14 for sides in zip(*(whole.splits[split][c] for c in ("length", "target_length")), strict=True)]
-        assert f"{sum(longer)} of {len(longer)} {name} pairs are left out: they have more than 14 tokens" in told
+        assert f"{sum(longer)} of {len(longer)} {name} pairs are left out: a side has more than 14 tokens" in told
         assert 0 < sum(longer) < len(longer)
     kept = [
         text for text, ids in zip(whole.texts["test"].source, whole.splits["test"]["source"], strict=True) if len(ids) <= 14
