@@ -18,15 +18,16 @@ from torch.nn.functional import linear
 from torch.nn.modules import module as hooks_of_all_modules
 
 
-def spread_to_columns(values: Tensor, sizes: Sequence[int], widths: Sequence[int]) -> Sequence[Tensor]:
+def spread_to_columns(values: Tensor, sizes: Sequence[int], columns: Sequence[int]) -> Sequence[Tensor]:
     """Return values per gate ``[..., gates]`` as values of the columns of each site's heads, ``[..., heads * head_dim]``.
 
     Args:
         sizes: The number of gates of each site.
-        widths: The number of columns that a gate of each site scales.
+        columns: The number of columns of the heads of each site.
     """
+    widths = [count // size for count, size in zip(columns, sizes, strict=True)]
     if len(set(widths)) == 1:  # one operation for all sites
-        return _repeated(values, widths[0]).split([size * widths[0] for size in sizes], dim=-1)
+        return _repeated(values, widths[0]).split(list(columns), dim=-1)
     return [_repeated(part, width) for part, width in zip(values.split(list(sizes), dim=-1), widths, strict=True)]
 
 
@@ -35,8 +36,8 @@ def _repeated(values: Tensor, width: int) -> Tensor:
 
 
 def scale_heads(heads: Tensor, values: Tensor) -> Tensor:
-    """Multiply ``[..., heads * head_dim]`` by a value for each column, ``[..., heads * head_dim]``, or for each head or group of
-    neighbouring heads, ``[..., gates]``."""
+    """Multiply ``[..., heads * head_dim]`` by a value for each column, or for each head or group of neighbouring heads,
+    ``[..., gates]``."""
     if values.shape[-1] == heads.shape[-1]:
         return heads * values.to(heads)
     per_head = heads.unflatten(-1, (values.shape[-1], -1))
@@ -80,7 +81,7 @@ class GatedHeads(Tensor):
 
     @staticmethod
     def __new__(cls, heads: Tensor, columns: Tensor) -> GatedHeads:
-        gated: GatedHeads = Tensor._make_wrapper_subclass(cls, heads.shape, dtype=heads.dtype, device=heads.device)  # type: ignore[attr-defined]
+        gated: GatedHeads = Tensor._make_wrapper_subclass(cls, heads.shape, dtype=heads.dtype, device=heads.device)
         vars(gated).update(heads=heads, columns=columns)
         return gated
 
@@ -95,7 +96,7 @@ class GatedHeads(Tensor):
         return func(*args, **named)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         raise RuntimeError(f"{func} reads heads that are not multiplied by their gates yet; add 0 to the tensor first")
 
 
@@ -122,7 +123,7 @@ def gated_linear(heads: Tensor, columns: Tensor, weight: Tensor, bias: Tensor | 
         projected: Tensor = rows.view(*heads.shape[:-1], -1)
         return projected
     bias = None if bias is None else bias.to(heads.dtype)
-    return _ByProduct.apply(heads, columns.to(heads), weight.to(heads.dtype), bias)  # type: ignore[no-any-return]
+    return _ByProduct.apply(heads, columns.to(heads), weight.to(heads.dtype), bias)
 
 
 class _ByWeight(Function):
@@ -135,7 +136,7 @@ class _ByWeight(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(rows: Tensor, columns: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def forward(rows: Tensor, columns: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         scaled = (weight * columns).to(rows.dtype)
         return linear(rows, scaled, None if bias is None else bias.to(rows.dtype)), scaled
 
@@ -149,7 +150,7 @@ class _ByWeight(Function):
         ctx.bias_dtype = None if bias is None else bias.dtype
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
         if grad is None:
             return None, None, None, None
         rows, columns, weight, scaled = ctx.saved_tensors
@@ -174,7 +175,7 @@ class _ByProduct(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(heads: Tensor, columns: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # type: ignore[override]
+    def forward(heads: Tensor, columns: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return linear(heads * columns, weight, bias)
 
     @staticmethod
@@ -182,7 +183,7 @@ class _ByProduct(Function):
         ctx.save_for_backward(*inputs[:3])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         heads, columns, weight = ctx.saved_tensors
         needs_heads, needs_columns, needs_weight, needs_bias = ctx.needs_input_grad
         of_heads = of_columns = of_weight = of_bias = None

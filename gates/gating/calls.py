@@ -93,18 +93,18 @@ class Calls:
 
     Args:
         sizes: The number of gates of each site.
-        widths: The number of columns of its heads that each of them scales.
+        columns: The number of columns of its heads.
     """
 
-    def __init__(self, sizes: Sequence[int], widths: Sequence[int]) -> None:
-        self._spread = partial(spread_to_columns, sizes=list(sizes), widths=list(widths))
+    def __init__(self, sizes: Sequence[int], columns: Sequence[int]) -> None:
+        self._spread = partial(spread_to_columns, sizes=list(sizes), columns=list(columns))
         self._compiled: Call | None = None
         self._running: dict[int, list[tuple[Part, Call]]] = {}
         self._finished: WeakSet[Call] = WeakSet()
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[type[Calls], tuple[list[int], list[int]]]:
-        return Calls, (self._spread.keywords["sizes"], self._spread.keywords["widths"])  # a copy of the gates has had no calls
+        return Calls, (self._spread.keywords["sizes"], self._spread.keywords["columns"])  # a copy of the gates has had no calls
 
     def running(self) -> Call | None:
         """Return the call that this thread is in; None outside of calls."""

@@ -133,8 +133,7 @@ class HeadGates(nn.Module):
         self._hooks = OutputHooks(model, self.sites)
         self.example_axes = ExampleAxes(model, self.sites)
         self._override: Tensor | None = None
-        widths = [site.heads * site.head_dim // size for site, size in zip(self.sites, self.sizes, strict=True)]
-        self._calls = Calls(self.sizes, widths)
+        self._calls = Calls(self.sizes, [site.heads * site.head_dim for site in self.sites])
         self._leaves: Leaves | None = None
         self.has_drawn = False  # whether the gates were drawn for training
         self.to(_device_of(self.sites))
@@ -328,15 +327,12 @@ class HeadGates(nn.Module):
                 f"the output projection of {self.sites[index].name!r} was called outside of its attention module; call the "
                 "module, or detach() the gates"
             )
-        values = call.at(index)
-        if values is not None and values.dim() == 2:
-            inputs = None if call.inputs is None else (call.part.module, *call.inputs)
-            axis = self.example_axes.of(index, heads.shape, len(values), inputs)
-            values = axis.spread(values, heads.dim())
-        if values is not None and self._leaves is None and multiplies_in_projection(self.sites[index].output, heads):
-            return GatedHeads(heads, values)
-        if values is not None:
-            heads = scale_heads(heads, values)
+        if (values := call.at(index)) is not None:
+            if values.dim() == 2:
+                inputs = None if call.inputs is None else (call.part.module, *call.inputs)
+                values = self.example_axes.of(index, heads.shape, len(values), inputs).spread(values, heads.dim())
+            in_projection = self._leaves is None and multiplies_in_projection(self.sites[index].output, heads)
+            heads = GatedHeads(heads, values) if in_projection else scale_heads(heads, values)
         return heads if self._leaves is None else scale_heads(heads, self._leaves.ones(index, heads, self.sizes[index]))
 
     def _values_of_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:

@@ -126,7 +126,7 @@ class BudgetController:
             self.schedule = BudgetSchedule(self.budget, gates.kind_sizes(), stretch, start=start)
         self.last_paid: PaidPrices | None = None
         self._of_kind: list[Tensor] | None = None
-        self.price = [0.0] * len(self.goals(0.0))
+        self._price = [0.0] * len(self.goals(0.0))
         self.mask()  # raises where the minimum does not fit
 
     def _check_time(self, limit: TimeLimit) -> None:
@@ -319,7 +319,8 @@ def rate_of_gates_(optimizer: Optimizer, gates: HeadGates) -> GateRate:
     if known is SGD:
         return GateRate(learning_rate * (1 - group["dampening"] * (group["momentum"] > 0)) / (1 - group["momentum"]))
     state = optimizer.state.get(log_alpha)
-    second, step = None, 0.0
+    second: Tensor | None = None
+    step: float | Tensor = 0.0
     if state:
         own = state["exp_avg_sq"]
         second = _mean_of_learned(own, gates.is_learned)

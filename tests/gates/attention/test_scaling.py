@@ -7,6 +7,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import linear
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig, BertForSequenceClassification
 
 from gates.artefact import GateConfig
@@ -69,9 +70,9 @@ def test_other_operations_get_the_product_and_none_gets_heads_without_gates():
 
 
 def test_gates_of_unequal_width_are_spread_one_site_at_a_time():
-    first, second = spread_to_columns(torch.tensor([[1.0, 2.0, 3.0]]), [2, 1], [1, 3])
+    first, second = spread_to_columns(torch.tensor([[1.0, 2.0, 3.0]]), [2, 1], [2, 3])
     assert (first.tolist(), second.tolist()) == ([[1, 2]], [[3, 3, 3]])
-    first, second = spread_to_columns(torch.tensor([1.0, 2.0, 3.0]), [2, 1], [2, 2])
+    first, second = spread_to_columns(torch.tensor([1.0, 2.0, 3.0]), [2, 1], [4, 2])
     assert (first.tolist(), second.tolist()) == ([1, 1, 2, 2], [3, 3])
 
 
@@ -177,10 +178,31 @@ def test_a_gated_step_saves_half_a_percent_more_for_the_backward_pass_at_most(bf
     assert found[1] <= 1.005 * found[0]
 
 
+def test_gates_alone_on_frozen_weights_take_two_thirds_of_the_operations_of_a_plain_step():
+    """Neither gradients of weights nor any below the first gates are computed."""
+    found = []
+    for gated in (False, True):
+        forward, _, model = step_of(gated)
+        if gated:
+            for parameter in model.base_model.parameters():
+                parameter.requires_grad_(False)
+        with FlopCounterMode(display=False) as counted:
+            forward().backward()
+        found.append(counted.get_total_flops())
+    assert found[1] <= 0.70 * found[0]
+
+
 @pytest.mark.integration
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # the compiler reads it of all tensors
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_a_gated_forward_pass_compiles_as_one_graph(backend):
-    model, batch = build("bert").train(), inputs("bert")
-    HeadGates(model).attach().train()
-    compiled = torch.compile(model, backend=backend, fullgraph=True)
-    compiled(**batch).logits.sum().backward()
+    model, batch = build("bert").eval(), inputs("bert")
+    gates = HeadGates(model, initial_log_alpha=0.0).attach().train()
+    model(**batch)  # the first call looks whether attention passes the gates
+    found = []
+    for run in (model, torch.compile(model, backend=backend, fullgraph=True)):
+        torch.manual_seed(0)
+        gates.zero_grad()
+        run(**batch).logits.square().sum().backward()
+        found.append(gates.log_alpha.grad.clone())
+    torch.testing.assert_close(*found)
