@@ -215,7 +215,7 @@ def values_of_a_call(gates: HeadGates, call: Callable[[], object]) -> Tensor:
     seen: list[Tensor] = []
 
     def see(*_: object) -> None:
-        seen.append(torch.cat(list(gates._calls.running().values), -1))  # type: ignore[arg-type, union-attr]
+        seen.append(gates._calls.running().values)  # type: ignore[arg-type, union-attr]
 
     handle = gates.sites[0].output.register_forward_hook(see)
     try:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import _get_sequence_nr
 
+from gates.attention.scaling import spread_to_columns
 from gates.errors import GateError
 
 
@@ -43,7 +44,8 @@ class Call:
 
     Args:
         part: The module that was called.
-        values: The gate values of every site, ``[gates]`` or ``[examples, gates]``; None if all are one.
+        values: The gate values, ``[gates]`` or ``[examples, gates]``; None if all are one.
+        spread: The function from the values to those of each site's columns.
         inputs: The positional and keyword arguments while the call runs; None afterwards.
         thread: The thread of the call.
         first, last: The numbers of its autograd nodes, ``first <= number < last``; ``last`` is None while it runs.
@@ -52,23 +54,25 @@ class Call:
     """
 
     part: Part
-    values: Sequence[Tensor] | None
+    values: Tensor | None
+    spread: Callable[[Tensor], Sequence[Tensor]]
     inputs: tuple[tuple[Any, ...], dict[str, Any]] | None
     thread: threading.Thread | None = None
     first: int = 0
     last: int | None = None
     drew: bool = False
     without_graph: set[int] = field(default_factory=set)
+    columns: Sequence[Tensor] | None = None
 
     def at(self, site: int) -> Tensor | None:
-        """Return the gate values of a site, or None if they are one.
+        """Return the gate of each column of a site, ``[columns]`` or ``[examples, columns]``, or None if they are one.
 
         Reentrant checkpointing is refused: it differentiates each layer on its own, and the graph of a draw that all layers
         share is gone after the first.
         """
         if self.values is None:
             return None
-        if not torch.compiler.is_compiling() and self.values[site].requires_grad:
+        if not torch.compiler.is_compiling() and self.values.requires_grad:
             if not torch.is_grad_enabled():
                 self.without_graph.add(site)
             elif self.last is not None and site in self.without_graph:
@@ -76,7 +80,9 @@ class Call:
                     "gates cannot be trained under reentrant activation checkpointing; give it use_reentrant=False, as in "
                     "model.gradient_checkpointing_enable({'use_reentrant': False})"
                 )
-        return self.values[site]
+        if self.columns is None:  # the call has ended, and its layer is recomputed
+            self.columns = self.spread(self.values)
+        return self.columns[site]
 
 
 class Calls:
@@ -84,17 +90,21 @@ class Calls:
 
     A thread has a stack of the modules that it runs, each with the call it belongs to: a part that runs inside a call has the
     call of what is around it. Compiled code has one call for all threads, since the compiler cannot trace the thread.
+
+    Args:
+        sizes: The number of gates of each site.
+        columns: The number of columns of its heads.
     """
 
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self._sizes = list(sizes)
+    def __init__(self, sizes: Sequence[int], columns: Sequence[int]) -> None:
+        self._spread = partial(spread_to_columns, sizes=list(sizes), columns=list(columns))
         self._compiled: Call | None = None
         self._running: dict[int, list[tuple[Part, Call]]] = {}
         self._finished: WeakSet[Call] = WeakSet()
         self._lock = threading.Lock()
 
-    def __reduce__(self) -> tuple[type[Calls], tuple[list[int]]]:
-        return Calls, (self._sizes,)  # a copy of the gates has had no calls
+    def __reduce__(self) -> tuple[type[Calls], tuple[list[int], list[int]]]:
+        return Calls, (self._spread.keywords["sizes"], self._spread.keywords["columns"])  # a copy of the gates has had no calls
 
     def running(self) -> Call | None:
         """Return the call that this thread is in; None outside of calls."""
@@ -108,7 +118,7 @@ class Calls:
         returns the gate values of a new call, ``[gates]`` or ``[examples, gates]``."""
         if torch.compiler.is_compiling():
             if self._compiled is None or not self._compiled.part.holds(part):
-                self._compiled = Call(part, self._split(values()), inputs)
+                self._compiled = self._begun(part, values(), inputs)
             return
         stack = self._running.setdefault(threading.get_ident(), [])
         if stack and not stack[-1][0].holds(part):
@@ -122,7 +132,7 @@ class Calls:
             drew = flat is not None and flat.grad_fn is not None and flat.grad_fn._sequence_nr() >= first
             if drew and is_backward():
                 self._check_repeated(part, flat)  # type: ignore[arg-type]
-            call = Call(part, self._split(flat), inputs, threading.current_thread(), first, drew=drew)
+            call = self._begun(part, flat, inputs, thread=threading.current_thread(), first=first, drew=drew)
             if drew:
                 flat.register_hook(partial(_keep, call))  # type: ignore[union-attr]
                 self._compiled = call  # for parts that are compiled alone
@@ -151,21 +161,23 @@ class Calls:
             if tensor.grad_fn is not None:
                 tensor.register_hook(partial(_keep, call))  # the graph of the output owns the call
         if call.drew and call.values is not None:  # the graph of the draw owns the call, so the call may not own the graph
-            call.values = [values.detach().requires_grad_() for values in call.values]
+            call.values, call.columns = call.values.detach().requires_grad_(), None
 
     def _check_repeated(self, part: Part, draw: Tensor) -> None:
         """Raise unless the draw of a model that is recomputed is that of a call which can still be differentiated."""
         with self._lock:
             calls = [call for call in self._finished if call.drew and call.part.module is part.module]
-        draws = [torch.cat([*call.values], dim=-1) for call in calls if call.values is not None]
+        draws = [call.values for call in calls if call.values is not None]
         if draws and not any(torch.equal(one, draw) for one in draws):
             raise GateError(
                 "the gated model is recomputed in a backward pass with another draw; leave preserve_rng_state=True, or "
                 "checkpoint its layers, as model.gradient_checkpointing_enable({'use_reentrant': False}) does"
             )
 
-    def _split(self, values: Tensor | None) -> Sequence[Tensor] | None:
-        return None if values is None else values.split(self._sizes, dim=-1)
+    def _begun(self, part: Part, values: Tensor | None, inputs: Any, **more: Any) -> Call:
+        """Return a new call, whose gates are spread to the columns of all sites at once."""
+        columns = None if values is None else self._spread(values)
+        return Call(part, values, self._spread, inputs, columns=columns, **more)
 
     def _recomputed(self) -> Call | None:
         """Return the finished call whose backward pass this thread is computing; None if it computes none."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import hardtanh
 
 from gates.errors import GateError
 
@@ -36,7 +37,7 @@ def uniform_noise(like: Tensor, *, draws: int | None = None, generator: torch.Ge
         ``[gates]`` or ``[draws, gates]``.
     """
     shape = like.shape if draws is None else (draws, *like.shape)
-    return torch.rand(shape, generator=generator, device=like.device) * (1 - 2 * NOISE_MARGIN) + NOISE_MARGIN
+    return torch.empty(shape, device=like.device).uniform_(NOISE_MARGIN, 1 - NOISE_MARGIN, generator=generator)
 
 
 def annealed(start: float, end: float, progress: float) -> float:
@@ -134,7 +135,7 @@ def sample_gates(
     """
     log_alpha = log_alpha.float()
     uniform = uniform_noise(log_alpha, draws=draws, generator=generator)
-    logits = (torch.log(uniform) - torch.log1p(-uniform) + log_alpha) / stretch.temperature
+    logits = (torch.logit(uniform) + log_alpha) / stretch.temperature
     return _stretch_and_clip(torch.sigmoid(logits), stretch)
 
 
@@ -153,7 +154,7 @@ def open_probability(log_alpha: Tensor, stretch: Stretch = DEFAULT_STRETCH) -> T
 
 
 def _stretch_and_clip(unit: Tensor, stretch: Stretch) -> Tensor:
-    return torch.clamp(unit * (stretch.high - stretch.low) + stretch.low, 0.0, 1.0)
+    return hardtanh(unit * (stretch.high - stretch.low) + stretch.low, 0.0, 1.0)  # clamp has a backward pass of five operations
 
 
 class HardConcrete(LearnedGates):
@@ -175,7 +176,7 @@ class HardConcrete(LearnedGates):
 
     >>> gates = HardConcrete(4)
     >>> gates.eval()()
-    tensor([1., 1., 1., 1.], grad_fn=<ClampBackward1>)
+    tensor([1., 1., 1., 1.], grad_fn=<HardtanhBackward0>)
     >>> gates.train()(draws=3).shape
     torch.Size([3, 4])
     """

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from gates.attention.examples import ExampleAxes, count_examples
 from gates.attention.modes import evaluating
 from gates.attention.output_hooks import Leaves, OutputHooks
+from gates.attention.scaling import GatedHeads, multiplies_in_projection, scale_heads
 from gates.attention.sites import KINDS, AttentionSite, find_attention
 from gates.errors import GateError
 from gates.gating.budget import Budget, budget_mask
@@ -132,7 +133,7 @@ class HeadGates(nn.Module):
         self._hooks = OutputHooks(model, self.sites)
         self.example_axes = ExampleAxes(model, self.sites)
         self._override: Tensor | None = None
-        self._calls = Calls(self.sizes)
+        self._calls = Calls(self.sizes, [site.heads * site.head_dim for site in self.sites])
         self._leaves: Leaves | None = None
         self.has_drawn = False  # whether the gates were drawn for training
         self.to(_device_of(self.sites))
@@ -326,13 +327,12 @@ class HeadGates(nn.Module):
                 f"the output projection of {self.sites[index].name!r} was called outside of its attention module; call the "
                 "module, or detach() the gates"
             )
-        values = call.at(index)
-        if values is not None and values.dim() == 2:
-            inputs = None if call.inputs is None else (call.part.module, *call.inputs)
-            axis = self.example_axes.of(index, heads.shape, len(values), inputs)
-            values = axis.spread(values, heads.dim())
-        if values is not None:
-            heads = scale_heads(heads, values)
+        if (values := call.at(index)) is not None:
+            if values.dim() == 2:
+                inputs = None if call.inputs is None else (call.part.module, *call.inputs)
+                values = self.example_axes.of(index, heads.shape, len(values), inputs).spread(values, heads.dim())
+            in_projection = self._leaves is None and multiplies_in_projection(self.sites[index].output, heads)
+            heads = GatedHeads(heads, values) if in_projection else scale_heads(heads, values)
         return heads if self._leaves is None else scale_heads(heads, self._leaves.ones(index, heads, self.sizes[index]))
 
     def _values_of_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
@@ -423,12 +423,6 @@ def _device_of(sites: Sequence[AttentionSite]) -> torch.device:
     run_on = [getattr(getattr(site.output, "_hf_hook", None), "execution_device", None) for site in sites]
     devices += [torch.device(device) for device in run_on if device is not None]
     return next((device for device in devices if device.type != "meta"), devices[0] if devices else torch.device("cpu"))
-
-
-def scale_heads(heads: Tensor, values: Tensor) -> Tensor:
-    """Multiply each head, or each group of neighbouring heads, of ``[..., heads * head_dim]`` by its gate, ``[..., gates]``."""
-    per_head = heads.unflatten(-1, (values.shape[-1], -1))
-    return (per_head * values.to(heads).unsqueeze(-1)).flatten(-2)
 
 
 def _of_kinds(kinds: Collection[str] | None, sizes: Mapping[str, int], kind_index: Tensor) -> Tensor | None:

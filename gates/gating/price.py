@@ -5,7 +5,10 @@ The penalty is always computed from the closed-form expectation, never from a sa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 
 import torch
@@ -33,7 +36,7 @@ def l0_penalty(open_probability: Tensor, price: Tensor | float) -> Tensor:
 def l0_gradient(log_alpha: Tensor, stretch: Stretch) -> Tensor:
     """The derivative of the expected number of open heads by each ``log_alpha``: p (1 - p), with p = P(z > 0)."""
     probability = open_probability(log_alpha, stretch)
-    return probability * (1 - probability)
+    return torch.addcmul(probability, probability, probability, value=-1)
 
 
 @torch.no_grad()
@@ -42,42 +45,90 @@ def solve_price(
     expected: float,
     stretch: Stretch,
     *,
+    gradient: Tensor | None = None,
     costs: Tensor | None = None,
     total: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """The smallest price of an open head under which one gradient step leaves no more open heads than asked.
 
     The step goes from ``log_alpha`` along the gradient of the penalty of :func:`l0_penalty` with a learning rate of 1. The
-    expectation falls with the price, so 32 prices at once close in on it, five times. Nothing waits for a value on the host.
+    expectation falls with the price. A first set of prices, from tiny to one that closes every head, brackets the solution. A
+    second one divides the bracket evenly, and between two of its prices the expectation is taken as a straight line. That
+    leaves less than a thousandth of a head, and nothing waits for a value on the host.
 
     Args:
-        log_alpha: parameters of the gates, ``[heads]``.
+        log_alpha: parameters of the gates, ``[heads]``, within their limits.
         expected: open heads to have in expectation, at most; brought into the range that the limits allow.
+        gradient: :func:`l0_gradient` of these gates, where it is known.
         costs: what an open head costs at a price of 1, ``[heads]``, at least 0; 1 by default. The step is by price times cost.
         total: function from the probabilities to be open ``[n, heads]`` to what is expected, ``[n]``, which falls with each
             of them; their sum by default.
 
     Returns:
-        A scalar, float64; 0 where there are no more open heads than asked already.
+        A scalar, float32; 0 where there are no more open heads than asked already.
 
     >>> log_alpha = torch.tensor([-1.0, 0.0, 1.0, 2.0])
     >>> stepped = step_by_price(log_alpha, solve_price(log_alpha, 2.0, Stretch()), Stretch())
     >>> round(float(open_probability(stepped, Stretch()).sum()), 3)
     2.0
     """
-    values, total = log_alpha.double(), total or (lambda probability: probability.sum(1))
-    slopes = l0_gradient(values, stretch) if costs is None else costs * l0_gradient(values, stretch)
-    low = values.new_zeros(())
-    closing = (values + LOG_ALPHA_LIMIT) / slopes  # the price that closes a head
-    high = closing.where(slopes > 0, low).max().clamp(min=0)
-    shares = torch.linspace(0, 1, 33, dtype=values.dtype, device=values.device)
-    around = torch.arange(-1, 1, device=values.device)  # the last price that is too low and the first that is enough
-    for _ in range(5):
-        prices = low + (high - low) * shares
-        stepped = (values - prices.unsqueeze(1) * slopes).clamp(min=-LOG_ALPHA_LIMIT)
-        too_low = (total(open_probability(stepped, stretch)) > expected).sum()
-        low, high = prices[(too_low + around).clamp(0, len(shares) - 1)]
-    return high
+    log_alpha, unit = log_alpha.float(), None
+    opened = 1 / (1 + math.exp(stretch.temperature * math.log(-stretch.low / stretch.high) - LOG_ALPHA_LIMIT))
+    search = _Search.on(log_alpha.device, 2 * LOG_ALPHA_LIMIT / (opened * (1 - opened)))
+    slopes = l0_gradient(log_alpha, stretch) if gradient is None else gradient
+    if costs is not None:  # scaled, so that the highest price of the search closes every head
+        slopes = (slopes * costs).float()
+        closing = (log_alpha + LOG_ALPHA_LIMIT) / slopes
+        unit = closing.where(slopes > 0, 0.0).amax() / search.first[-1]
+        slopes = slopes * unit
+
+    def expectations(prices: Tensor) -> Tensor:
+        stepped = torch.addcmul(log_alpha, prices, slopes, value=-1).clamp_(min=-LOG_ALPHA_LIMIT)
+        probability = open_probability(stepped, stretch)
+        return probability.sum(1) if total is None else total(probability).to(prices)
+
+    too_low = (expectations(search.first) > expected).sum()
+    prices = search.second.index_select(1, too_low)
+    found = expectations(prices)
+    falls = torch.addmv(search.tiny, search.difference, found)
+    passed = ((found - expected) / falls).clamp_(0.0, 1.0)  # the share of each interval that lies below the solution
+    price = torch.dot(torch.addmv(search.start, search.weights, passed), prices.view(-1))
+    return price if unit is None else price * unit
+
+
+@dataclass(frozen=True)
+class _Search:
+    """Constants of the search for a price, on one device.
+
+    Args:
+        first: The prices of the first set, ``[n, 1]``: 0, then a geometric series up to the highest.
+        second: For each number of first prices that are too low, the prices of the second set, ``[n, n + 1]``.
+        difference: The matrix that takes each value minus the next, ``[n, n]``; the last row is 0.
+        tiny: What is added to differences, ``[n]``, so that none is 0.
+        start, weights: The vector and the matrix that turn the shares of the intervals into the weights of their ends.
+    """
+
+    first: Tensor
+    second: Tensor
+    difference: Tensor
+    tiny: Tensor
+    start: Tensor
+    weights: Tensor
+
+    @staticmethod
+    @cache
+    def on(device: torch.device, highest: float, n: int = 128) -> _Search:
+        with torch.inference_mode(False):
+            series = highest * torch.logspace(-7, 0, n - 1, dtype=torch.float64)
+            first = torch.cat([series.new_zeros(1), series])
+            low, high = torch.cat([first[:1], first]), torch.cat([first, first[-1:]])
+            second = low + (high - low) * torch.linspace(0, 1, n, dtype=torch.float64).unsqueeze(1)
+            difference = torch.eye(n, dtype=torch.float64) - torch.diag(torch.ones(n - 1, dtype=torch.float64), 1)
+            difference[-1] = 0
+            tiny = torch.full((n,), 1e-30, dtype=torch.float64)
+            start = torch.eye(n, dtype=torch.float64)[0]
+            constants = (first.unsqueeze(1), second, difference, tiny, start, -difference.t())
+            return _Search(*(constant.to(device, torch.float32) for constant in constants))
 
 
 def step_by_price(log_alpha: Tensor, price: Tensor, stretch: Stretch) -> Tensor:

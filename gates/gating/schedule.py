@@ -14,7 +14,10 @@ own size, so that important and unimportant gates would move alike, and no price
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, distributed
@@ -26,7 +29,7 @@ from gates.gating.budget import Budget
 from gates.gating.hard_concrete import DEFAULT_STRETCH, LOG_ALPHA_LIMIT, HardConcrete, Stretch, open_probability
 from gates.gating.head_gates import HeadGates
 from gates.gating.latency import TimeLimit
-from gates.gating.price import RelaxedTime, solve_price, step_by_price
+from gates.gating.price import RelaxedTime, l0_gradient, solve_price
 
 
 class BudgetSchedule:
@@ -88,8 +91,10 @@ class BudgetController:
     Attributes:
         schedule: of the expected number of open gates, or of the expected time.
         time: that the gates take; None unless the budget is one in time.
-        price: of an expected open gate, or millisecond, at the last step, of all gates or of each budgeted kind, in units of
-            the loss; without the optimiser at hand, the price times the learning rate. 0 where gates pay none.
+        last_paid: prices of the last step, until they are read from the device; None afterwards.
+
+    :attr:`price` is that of an expected open gate, or millisecond, at the last step, of all gates or of each budgeted kind, in
+    units of the loss; without the optimiser at hand, the price times the learning rate. 0 where gates pay none.
 
     Raises:
         GateError: for a budget that the model cannot have, a minimum that does not fit into it, and a time for gates of a
@@ -119,7 +124,9 @@ class BudgetController:
             if start is None:
                 start = float(learned.open_probability().detach().mean()) if self.is_enforced else 1.0
             self.schedule = BudgetSchedule(self.budget, gates.kind_sizes(), stretch, start=start)
-        self.price = [0.0] * len(self.goals(0.0))
+        self.last_paid: PaidPrices | None = None
+        self._of_kind: list[Tensor] | None = None
+        self._price = [0.0] * len(self.goals(0.0))
         self.mask()  # raises where the minimum does not fit
 
     def _check_time(self, limit: TimeLimit) -> None:
@@ -174,25 +181,44 @@ class BudgetController:
         learned.clamp_()
         if not isinstance(learned, HardConcrete) or ramp == 0:
             return
-        log_alpha = self.gates.log_alpha
-        rate = 1.0 if optimizer is None else rate_of_gates_(optimizer, self.gates)
-        quotas: list[str | None] = [*self.schedule.kinds] or [None]
-        for index, (kind, expected) in enumerate(zip(quotas, self.goals(ramp), strict=True)):
-            among = slice(None) if kind is None else self.gates.kind_index() == KINDS.index(kind)
-            costs, total = self._costs(learned.stretch)
-            paid = solve_price(log_alpha[among], expected, learned.stretch, costs=costs, total=total)
-            price = paid if costs is None else paid * costs
-            log_alpha[among] = step_by_price(log_alpha[among], price, learned.stretch).to(log_alpha.dtype)
-            if rate > 0:  # while it is warmed up, a learning rate may be 0
-                self.price[index] = float(paid) / rate
+        log_alpha, stretch = self.gates.log_alpha, learned.stretch
+        rate = GateRate(1.0) if optimizer is None else rate_of_gates_(optimizer, self.gates)
+        gradient, paid = l0_gradient(log_alpha, stretch), []
+        for costs, total, expected in self._quotas(self.goals(ramp), stretch):
+            paid.append(solve_price(log_alpha, expected, stretch, gradient=gradient, costs=costs, total=total))
+            slopes = gradient if costs is None else (gradient * costs).to(gradient)
+            log_alpha.addcmul_(slopes, paid[-1], value=-1).clamp_(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
+        if rate.may_move:  # while it is warmed up, a learning rate may be 0
+            self.last_paid = PaidPrices(paid, rate)
 
-    def _costs(self, stretch: Stretch) -> tuple[Tensor | None, Callable[[Tensor], Tensor] | None]:
-        """What an open gate costs, ``[gates]``, and what they cost together, as :func:`solve_price` takes it; None for one
-        each, and their number."""
-        if self.time is None:
-            return None, None
-        probability = open_probability(self.gates.log_alpha, stretch)
-        return self.time.to_(probability.device).costs(probability), self.time.time
+    def _quotas(
+        self, goals: list[float], stretch: Stretch
+    ) -> Iterator[tuple[Tensor | None, Callable[[Tensor], Tensor] | None, float]]:
+        """Yield for each price what an open gate costs, ``[gates]``, and what the gates cost together, as :func:`solve_price`
+        takes them, and what is expected. Gates without a part in a quota cost nothing."""
+        if self.time is not None:
+            probability = open_probability(self.gates.log_alpha, stretch)
+            yield self.time.to_(probability.device).costs(probability), self.time.time, goals[0]
+        elif not self.schedule.kinds:
+            yield None, None, goals[0]
+        else:
+            log_alpha = self.gates.log_alpha
+            if self._of_kind is None or self._of_kind[0].device != log_alpha.device:
+                kinds = self.gates.kind_index()
+                self._of_kind = [(kinds == KINDS.index(kind)).to(log_alpha) for kind in self.schedule.kinds]
+            for members, expected in zip(self._of_kind, goals, strict=True):
+                yield members, partial(_sum_of, members), expected
+
+    @property
+    def price(self) -> list[float]:
+        """The prices of the last step. They wait on the device until they are read."""
+        if self.last_paid is not None:
+            self._price, self.last_paid = self.last_paid.on_host() or self._price, None
+        return self._price
+
+    @price.setter
+    def price(self, price: list[float]) -> None:
+        self._price, self.last_paid = price, None
 
     def is_arbitrary(self) -> bool:
         """Return whether :meth:`mask` chooses among gates that are all equal, in all or in a kind with a budget of its own."""
@@ -220,21 +246,60 @@ WRAPPERS = {
 """Optimisers of accelerate, Lightning and PyTorch that hand on their steps, with the attribute of the optimiser inside."""
 
 
+@dataclass(frozen=True)
+class GateRate:
+    """How far a steady gradient of 1 moves a gate in one step of the optimiser. It stays on the device until it is read.
+
+    Args:
+        learning_rate: The learning rate; in SGD divided by 1 - momentum.
+        second: The second moment that all gates share in Adam, a scalar; None where there is none.
+        step: The number of Adam's steps.
+        beta, eps: Adam's decay of second moments, and what it adds to their root.
+    """
+
+    learning_rate: float | Tensor
+    second: Tensor | None = None
+    step: float | Tensor = 0.0
+    beta: float = 0.0
+    eps: float = 0.0
+
+    @property
+    def may_move(self) -> bool:
+        """Whether the rate may be above 0, as far as the host knows."""
+        return isinstance(self.learning_rate, Tensor) or self.learning_rate > 0
+
+    def __float__(self) -> float:
+        """Return the rate: 0 before Adam's first step, which a gradient scaler may skip."""
+        rate, step = float(self.learning_rate), float(self.step)
+        if self.second is None:
+            return rate
+        return rate / (math.sqrt(float(self.second) / (1 - self.beta**step)) + self.eps) if step > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class PaidPrices:
+    """The prices of one step, of all gates or of each budgeted kind, times the rate of the gates."""
+
+    paid: list[Tensor]
+    rate: GateRate
+
+    def on_host(self) -> list[float]:
+        """Return the prices in units of the loss; none at a rate of 0."""
+        rate = float(self.rate)
+        return [float(one) / rate for one in self.paid] if rate > 0 else []
+
+
 @torch.no_grad()
-def rate_of_gates_(optimizer: Optimizer, gates: HeadGates) -> float:
+def rate_of_gates_(optimizer: Optimizer, gates: HeadGates) -> GateRate:
     """Let all gates have one second moment in Adam, and say how far a steady gradient of 1 moves a gate in one step.
 
     The mean of the squared gradients takes the place of each gate's own after the step; in the step itself a gate's own square
     still has a part, which fades (a tenth at the tenth step). Plain gradient descent has no second moments. Where processes
-    share the optimiser's state out (ZeRO), one of them has that of the gates, and all learn the rate from it.
+    share the optimiser's state out (ZeRO), one of them has that of the gates, and all learn the moment from it.
 
     Args:
         optimizer: after a step of it; wrappers (:data:`WRAPPERS`) are taken off.
         gates: that it trains; those that are not learned have no part in the mean.
-
-    Returns:
-        The learning rate of gates, divided by the root of the second moment in Adam, or by 1 - momentum in SGD. 0 before Adam's
-        first step, which a gradient scaler may skip.
     """
     log_alpha, shares = gates.log_alpha, None
     while wrapper := next((kind.__name__ for kind in type(optimizer).__mro__ if kind.__name__ in WRAPPERS), None):
@@ -250,20 +315,33 @@ def rate_of_gates_(optimizer: Optimizer, gates: HeadGates) -> float:
             f"the gates are trained by {type(optimizer).__name__}, and how far its steps move them is not known, so that their "
             "price would be wrong; use torch.optim's Adam, AdamW or NAdam without amsgrad, or SGD with a momentum below 1"
         )
+    learning_rate = group["lr"].clone() if isinstance(group["lr"], Tensor) else group["lr"]
     if known is SGD:
-        return float(group["lr"] * (1 - group["dampening"] * (group["momentum"] > 0)) / (1 - group["momentum"]))
-    rate, state = 0.0, optimizer.state.get(log_alpha)
+        return GateRate(learning_rate * (1 - group["dampening"] * (group["momentum"] > 0)) / (1 - group["momentum"]))
+    state = optimizer.state.get(log_alpha)
+    second: Tensor | None = None
+    step: float | Tensor = 0.0
     if state:
-        second = state["exp_avg_sq"]
-        shared = second.mean() if gates.is_learned is None else second[gates.is_learned].mean()
-        second.fill_(shared)
-        correction = 1 - group["betas"][1] ** float(state["step"])
-        rate = float(group["lr"] / ((shared / correction).sqrt() + group["eps"]))
+        own = state["exp_avg_sq"]
+        second = _mean_of_learned(own, gates.is_learned)
+        own.copy_(second)
+        step = state["step"].clone()  # the next step changes it in place
     if shares is not None:
-        highest = log_alpha.new_tensor(rate)
-        distributed.all_reduce(highest, distributed.ReduceOp.MAX, group=shares.process_group)  # type: ignore[attr-defined]
-        rate = float(highest)
-    return rate
+        known_to_one = log_alpha.new_tensor([0.0 if second is None else float(second), float(step)])
+        distributed.all_reduce(known_to_one, distributed.ReduceOp.MAX, group=shares.process_group)  # type: ignore[attr-defined]
+        second, step = known_to_one.unbind()
+    if second is None:
+        return GateRate(0.0)
+    return GateRate(learning_rate, second, step, group["betas"][1], group["eps"])
+
+
+def _sum_of(members: Tensor, probability: Tensor) -> Tensor:
+    """Return the sums ``[n]`` of probabilities ``[n, gates]`` over the gates whose entry of ``[gates]`` is 1."""
+    return probability @ members
+
+
+def _mean_of_learned(values: Tensor, is_learned: Tensor | None) -> Tensor:
+    return values.mean() if is_learned is None else (values * is_learned).sum() / is_learned.sum()
 
 
 def _steps_as(optimizer: object, kind: type[Optimizer]) -> bool:
@@ -326,8 +404,7 @@ def update_closing_step(closing_step: Tensor, values: Tensor, step: int) -> Tens
         ``[gates]``. A gate that opened again has its closing step taken back.
     """
     is_first = closing_step == NOT_CLOSED
-    since = torch.where(is_first, torch.full_like(closing_step, step), closing_step)
-    return torch.where(values <= 0, since, torch.full_like(closing_step, NOT_CLOSED))
+    return closing_step.masked_fill(is_first, step).masked_fill(values > 0, NOT_CLOSED)
 
 
 def closing_ranking(closing_step: Tensor, log_alpha: Tensor) -> Tensor:

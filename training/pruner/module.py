@@ -438,6 +438,8 @@ class HeadPruner(pl.LightningModule):
         penalty = self.steering.penalty(self.ramp(self.global_step))
         loss = share_of_batch(self.task.batch_weight(batch), self.device) * objective + penalty
         check_finite(loss, self.trainer)
+        if (self.global_step + 1) % self.trainer.log_every_n_steps:  # type: ignore[attr-defined]
+            return loss
         felt = penalty.detach() + self.steering.solved_penalty(self.ramp(self.global_step))
         self.log_dict({"train/task_loss": task_loss, "train/penalty": felt, "train/loss": (loss - penalty).detach() + felt})
         return loss
@@ -476,11 +478,10 @@ class HeadPruner(pl.LightningModule):
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         ramp = self.ramp(self.global_step)
         super().optimizer_step(*args, **kwargs)
-        self.gates.learned.clamp_()
         self.steering.enforce_(ramp, self.trainer.optimizers[0])
         if ramp > 0:
             done = self.global_step + 1  # Lightning counts the step when this hook returns
-            self.closing_step.copy_(update_closing_step(self.closing_step, self.gates.values(), done))
+            self.closing_step = update_closing_step(self.closing_step, self.gates.values(), done)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         if batch_idx == 0 and (unreached := self.gates.unreached()):

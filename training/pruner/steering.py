@@ -16,7 +16,7 @@ from gates.gating.families import TopKGates
 from gates.gating.hard_concrete import Stretch
 from gates.gating.head_gates import HeadGates
 from gates.gating.price import l0_penalty
-from gates.gating.schedule import BudgetController, set_apart_
+from gates.gating.schedule import BudgetController, PaidPrices, set_apart_
 from gates.options import TOP_K_FAMILIES
 from training.config import PrunerOptions
 
@@ -77,13 +77,21 @@ class GateController:
         if options.budget is not None:
             self.budget_controller = BudgetController(gates, options.budget, minimum_per_layer=options.minimum_per_layer)
         self.budget = None if self.budget_controller is None else self.budget_controller.budget
-        self.paid: list[list[float]] = []
-        """The prices of the steps since the schedule has reached the budget, of all gates or of each budgeted kind."""
+        self._paid: list[list[float]] = []
+        self._paid_on_device: list[PaidPrices] = []
 
     @property
     def is_enforced(self) -> bool:
         """Whether gates are held to the budget after every step."""
         return self.budget_controller is not None and self.budget_controller.is_enforced
+
+    @property
+    def paid(self) -> list[list[float]]:
+        """The prices of the steps since the schedule has reached the budget, of all gates or of each budgeted kind."""
+        for prices in self._paid_on_device:
+            self._paid.append(prices.on_host() or (self._paid[-1] if self._paid else [0.0] * len(prices.paid)))
+        self._paid_on_device.clear()
+        return self._paid
 
     @property
     def starts_apart(self) -> bool:
@@ -112,12 +120,14 @@ class GateController:
     @torch.no_grad()
     def enforce_(self, ramp: float, optimizer: Optimizer) -> None:
         """Hold the expected number of open heads to the schedule after a step of the optimiser, in the whole model or in each
-        budgeted kind; gates pay the price for it."""
-        if self.is_enforced:
-            assert self.budget_controller is not None
-            self.budget_controller.enforce_(ramp, optimizer)
-            if ramp == 1:
-                self.paid.append(list(self.budget_controller.price))
+        budgeted kind; gates pay the price for it. Gates without a budget are only kept within their limits."""
+        if not self.is_enforced:
+            self.gates.learned.clamp_()
+            return
+        assert self.budget_controller is not None
+        self.budget_controller.enforce_(ramp, optimizer)
+        if ramp == 1 and self.budget_controller.last_paid is not None:
+            self._paid_on_device.append(self.budget_controller.last_paid)
 
     def goals(self, ramp: float) -> list[float]:
         """Return the target number of open gates, in all or of each budgeted kind; none without a budget of gates."""
@@ -151,7 +161,7 @@ class GateController:
 
     def restore_prices_(self, found: Mapping[str, Any]) -> None:
         """Restore the prices of :meth:`prices_paid`; no price has been paid yet where they are empty."""
-        self.paid = list(found.get("at_budget", []))
+        self._paid, self._paid_on_device = list(found.get("at_budget", [])), []
         if self.budget_controller is not None:
             self.budget_controller.price = list(found.get("last", [])) or [0.0] * len(self.budget_controller.price)
 

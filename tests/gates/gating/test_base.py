@@ -130,7 +130,8 @@ def test_the_limits_are_odds_of_a_hundred_to_one():
 
 def test_noise_stays_inside_the_unit_interval(monkeypatch):
     """At the ends of what PyTorch draws, 0 and the last number below 1, it is a millionth away from 0 and 1."""
-    monkeypatch.setattr(torch, "rand", lambda shape, **more: torch.tensor([0.0, 1 - 2**-24]))
+    ends = torch.tensor([0.0, 1 - 2**-24])
+    monkeypatch.setattr(torch.Tensor, "uniform_", lambda self, low, high, **more: ends * (high - low) + low)
     noise = uniform_noise(torch.zeros(2))
     assert noise.tolist() == pytest.approx([1e-6, 1 - 1e-6], abs=1e-7)
     assert noise.min() > 0

@@ -3,8 +3,9 @@ import copy
 import pytest
 import torch
 
+from gates.attention.scaling import scale_heads
 from gates.errors import GateError
-from gates.gating.head_gates import HeadGates, scale_heads
+from gates.gating.head_gates import HeadGates
 from gates.surgery.remove import remove_heads_
 from tests.gates.chosen import chosen
 from tests.models import FAMILIES, build, inputs, logits, random_mask, values_of_a_call

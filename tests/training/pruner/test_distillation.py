@@ -223,7 +223,7 @@ def test_the_loss_is_made_of_its_terms():
     pruner, again = (make_pruner(**settings) for _ in range(2))
     mask = torch.tensor([0.0, 1, 0, 0, 0, 0, 0, 1])
     fit(pruner, fixed=mask, max_steps=N)
-    fit(again, Loss(), fixed=mask, max_steps=N + 1)
+    fit(again, Loss(), fixed=mask, max_steps=N + 1, log_every_n_steps=1)
     batch, backbone = seen["batch"], pruner.backbone.eval()
     with torch.no_grad():
         outputs = {}
