@@ -33,7 +33,7 @@ def timed(setup: Setup, run: RunDirectory, data: TaskData) -> Setup:
         GateError: for a table of another model, a time that this model cannot have, or one that is to be measured by several
             processes at once.
     """
-    if not isinstance(setup.model.budget, str):
+    if not setup.model.is_timed:
         return setup
     return setup.within(table_of(setup, run.path / LATENCY if run.resumes else None, lambda: data))
 

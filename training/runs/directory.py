@@ -118,6 +118,7 @@ def _acquired(folder: Path, wait: float) -> FileLock:
 
 CONFIG = "config.yaml"  # a directory with this file is that of a run
 LATENCY = "latency.json"
+BUDGET_SEARCH = "budget.json"  # how the budget `auto` was found
 METRICS = "metrics.json"
 """The file that says that the tables are complete: written after them, and removed before they change."""
 UNFINISHED = "comparison.unfinished.csv"
