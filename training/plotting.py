@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gates.attention.sites import KINDS, AttentionSite
 from gates.scores.ranking import jaccard
+from training.stats.numbers import unit
 from training.stats.tables import overlap
 
 INK = "#1c1f23"
@@ -186,15 +187,15 @@ def quality_by_budget(curve: pd.DataFrame, comparison: pd.DataFrame, *, metric: 
 
 
 @styled
-def heads_within_loss(search: Mapping[str, Any], metric: str, unit: str) -> Figure:
+def heads_within_loss(search: Mapping[str, Any], metric: str, gate: str) -> Figure:
     """Draw what a model loses on the selection split against the heads it keeps, with 95 % intervals, and the budget found.
 
     Args:
         search: The content of ``budget.json``.
         metric: The metric of the loss.
-        unit: What is counted: heads, or groups of heads.
+        gate: What is counted: a head, or a group of heads.
     """
-    points = pd.DataFrame(search["points"])
+    points, measure = pd.DataFrame(search["points"]), "points" if unit(metric) else "percent"
     figure = Figure(figsize=(6, 3.6), layout="constrained")
     axes = figure.subplots()
     ends = [points["loss"] - points["low"], points["high"] - points["loss"]]
@@ -203,7 +204,7 @@ def heads_within_loss(search: Mapping[str, Any], metric: str, unit: str) -> Figu
     axes.axhline(0, color=INK, linewidth=0.8)
     axes.axhline(search["max_loss"], color=INK, linestyle=":", label=f"max_loss {search['max_loss']:g}")
     axes.axvline(search["budget"], color=OF_METHODS["his"], linestyle="--", label=f"budget {search['budget']}")
-    axes.set(xlabel=f"{unit}s kept", ylabel=f"loss of {metric}", title="Selection split, against the dense model")
+    axes.set(xlabel=f"{gate}s kept", ylabel=f"loss of {metric} ({measure})", title="Selection split, against the dense model")
     axes.grid(visible=True)
     axes.legend()
     return figure
