@@ -211,7 +211,7 @@ def test_nothing_in_a_configuration_is_refused_where_something_is_needed(text, t
     ],
 )
 def test_how_the_mask_is_found_in_one_line(settings, expected):
-    options = PrunerOptions(**(NEW | settings))
+    options = PrunerOptions(**(NEW | {"refit": False} | settings))
     assert mask_found_by(options, own_method(options)) == expected
 
 

@@ -208,8 +208,8 @@ class Phases:
     ramp: float = 0.6
     pipelined: bool | None = None
     swaps: float = 0.0
-    min_prune_steps: int = 0
-    refit: bool = False
+    min_prune_steps: int = 100
+    refit: bool = True
     keep: Literal["best", "learned"] = "best"
 
     def __post_init__(self) -> None:
