@@ -12,7 +12,7 @@ from rich.table import Table
 from gates.surgery.remove import why_not_removable
 from training.comparison.latency import told_of_latency
 from training.comparison.tables import Results
-from training.config.comparison import STAGES
+from training.config.comparison import POST_HOC, STAGES
 from training.runs.directory import RunDirectory
 from training.stats.numbers import CACHE, counted, duration, number, quantity, shown, signed, unit
 from training.stats.verdict import ENOUGH, HINT, is_dense, nothing_learned
@@ -67,6 +67,9 @@ def table_of(results: Results, described: Mapping[str, Any], main: str, majority
         columns.insert(7, "KV bytes")
     for name in columns:
         table.add_column(name, justify="left" if name in ("method", "stage") else "right", no_wrap=True)
+    if not results.pruner.options.retrain:  # weights that nothing trained, post hoc and in the end
+        post_hoc = {row["method"]: row["test_loss"] for row in rows if row["stage"] == POST_HOC}
+        rows = [row for row in rows if row["stage"] == POST_HOC or row["test_loss"] != post_hoc.get(row["method"])]
     for row in rows:
         value = row[f"test_{main}"]
         cells = [row["method"], row["stage"], str(row["heads"]), number(main, row[f"select_{main}"]), number(main, value)]
