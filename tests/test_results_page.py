@@ -343,4 +343,4 @@ def test_how_far_seeds_lie_apart():
     assert (trained < 2).mean() >= 0.9
     assert round((alone < 2).mean(), 1) == 0.3
     page = (ROOT / "docs" / "explanation" / "statistics.md").read_text(encoding="utf-8")
-    assert f"It is up to {alone.max():.0f} points" in page
+    assert f"The largest is {alone.max():.0f} points" in page
