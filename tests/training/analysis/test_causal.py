@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gates.search.causal_gating import ROLES
-from tests.training.analysis.test_analyze import LLAMA, make_dense
+from tests.training.analysis.models import LLAMA, make_dense
 from training.analysis import heads as causal
 from training.analysis.heads import causal_classes
 from training.analysis.model import outcomes
@@ -28,7 +28,7 @@ def quick(monkeypatch):
 
 @pytest.mark.usefixtures("quick")
 def test_each_gate_has_a_role_and_each_role_is_closed_at_once(dense):
-    before = {name: tensor.clone() for name, tensor in dense.pruner.backbone.state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in dense.backbone.state_dict().items()}
     finding = causal_classes(dense)
     table, closed = finding.tables["causal"], finding.tables["causal_closed"]
     assert list(table["gate"]) == list(range(8))
@@ -45,7 +45,7 @@ def test_each_gate_has_a_role_and_each_role_is_closed_at_once(dense):
     assert finding.sentences[0].startswith("Of 8 heads, ")
     assert len(finding.sentences) == 1 + (closed["gates"] > 0).sum()
     assert sum(finding.numbers["roles"].values()) == 8
-    assert all(torch.equal(tensor, before[name]) for name, tensor in dense.pruner.backbone.state_dict().items())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in dense.backbone.state_dict().items())
 
 
 @pytest.mark.usefixtures("quick")
@@ -53,7 +53,7 @@ def test_heads_without_effect_are_irrelevant(monkeypatch):
     monkeypatch.setattr(causal, "GATING_STEPS", 12)
     dense = make_dense()
     with torch.no_grad():
-        for layer in dense.pruner.backbone.bert.encoder.layer:
+        for layer in dense.backbone.bert.encoder.layer:
             layer.attention.output.dense.weight[:, :4] = 0  # the first head of each layer
     table = causal_classes(dense).tables["causal"]
     assert set(table.loc[table["head"] == 0, "role"]) == {"irrelevant"}

@@ -6,8 +6,8 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from tests.training.analysis.test_analyze import make_dense
-from tests.training.analysis.test_roles import texts_of, translator, write_treebank
+from tests.training.analysis.models import make_dense, make_translator
+from tests.training.analysis.test_roles import texts_of, write_treebank
 from training.analysis.model import observe_run
 from training.analysis.role_measures import RoleFiles, read_texts
 from training.analysis.roles import roles_of_heads
@@ -39,7 +39,7 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
 
-@pytest.mark.parametrize("make", [make_dense, pytest.param(translator, marks=pytest.mark.integration)])
+@pytest.mark.parametrize("make", [make_dense, pytest.param(make_translator, marks=pytest.mark.integration)])
 def test_the_page_is_well_formed_and_holds_every_head(tmp_path, make):
     dense = make()
     observed = observe_run(dense)

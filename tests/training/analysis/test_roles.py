@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -14,10 +13,10 @@ from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, T5Config,
 
 from gates.errors import GateError
 from gates.roles.roles import RULES
-from tests.training import causal_runs, translation_runs
-from tests.training.analysis.test_analyze import make_dense
+from tests.training import causal_runs
+from tests.training.analysis.models import make_decoder, make_dense, make_translator
 from training.analysis import role_measures as role_texts
-from training.analysis.model import DenseModel, observe_folder, observe_run
+from training.analysis.model import observe_folder, observe_run
 from training.analysis.role_measures import BATCH, CELLS, Encoded, RoleFiles, RolePasses, read_texts, special_ids
 from training.analysis.roles import roles_of_heads
 from training.commands.table import run_command
@@ -61,18 +60,6 @@ def made(tmp_path, dense, **more):
     return roles_of_heads(observed, read_texts(RoleFiles(write_treebank(tmp_path, texts_of(dense.data)), **more), observed))
 
 
-def decoder():
-    data = causal_runs.make_data()
-    pruner = causal_runs.make_pruner(data)
-    return DenseModel(None, SimpleNamespace(model=pruner.options), pruner.eval(), data, torch.device("cpu"))
-
-
-def translator():
-    data = translation_runs.make_data()
-    pruner = translation_runs.make_pruner(data)
-    return DenseModel(None, SimpleNamespace(model=pruner.options), pruner.eval(), data, torch.device("cpu"))
-
-
 def test_a_classifier(tmp_path):
     dense = make_dense()
     finding = made(tmp_path, dense, coref=write_pronouns(tmp_path))
@@ -103,7 +90,7 @@ def test_a_classifier(tmp_path):
 
 
 def test_a_decoder_has_induction_heads_and_no_separators(tmp_path):
-    finding = made(tmp_path, decoder())
+    finding = made(tmp_path, make_decoder())
     table = finding.tables["roles"]
     assert set(table["kind"]) == {"decoder"}
     assert table["induction_strength"].between(0, 1).all()
@@ -115,7 +102,7 @@ def test_a_decoder_has_induction_heads_and_no_separators(tmp_path):
 
 
 def test_a_translator_has_what_is_defined_for_each_kind(tmp_path):
-    finding = made(tmp_path, translator())
+    finding = made(tmp_path, make_translator())
     table = finding.tables["roles"].set_index("kind")
     assert set(table.index) == {"encoder", "decoder", "cross"}
     assert table.loc["encoder", "syntactic_strength"].notna().all()
@@ -243,7 +230,7 @@ def test_long_sentences_are_read_fewer_at_a_time():
     assert sizes[-2:] == [(1, 300), (1, 500)]
 
 
-@pytest.mark.parametrize("make", [make_dense, translator])
+@pytest.mark.parametrize("make", [make_dense, make_translator])
 def test_widths_of_whole_multiples_change_nothing(tmp_path, monkeypatch, make):
     dense = make()
     observed, found, widths = observe_run(dense), {}, {}
