@@ -26,9 +26,10 @@ from transformers import PreTrainedModel
 from gates.attention.inputs import resized
 from gates.attention.modes import evaluating
 from gates.attention.sites import AttentionSite, find_attention, site_labels
+from gates.errors import GateError
 from gates.export.cost import hardware
 from gates.gating.head_gates import HeadGates
-from gates.gating.latency import LatencyTable, SiteTimes, TimeLimit
+from gates.gating.latency import LatencyTable, SiteTimes, TimeLimit, parse_time
 from gates.options import Unit
 from gates.surgery.remove import check_removable, remove_heads_
 from training.runs import progress
@@ -206,6 +207,36 @@ def measure_table(
         inputs={name: list(tensor.shape) for name, tensor in inputs.items()},
         hardware=hardware(model.device),
     )
+
+
+def check_reachable(
+    budgets: Sequence[str],
+    model: PreTrainedModel,
+    inputs: Inputs,
+    unit: Unit,
+    context: Context = nullcontext,
+    effort: Effort = Effort(turns=MIN_TURNS, warm_up=1, seconds=0.0),
+) -> None:
+    """Raise :class:`GateError` for a time far below that of the model without heads, before a whole table is measured.
+
+    Args:
+        budgets: The budgets in time, such as ``12ms`` or ``0.7x``.
+        model: A dense model without attached gates, as for :func:`measure_table`.
+    """
+    gates = HeadGates(model, unit)
+    check_removable(gates.sites)
+    pruned = without_heads(model, torch.zeros(gates.heads), inputs)
+    work = {DENSE: _forward(model, inputs, context), "without heads": _forward(pruned, inputs, context)}
+    with evaluating(model):
+        times = alternate("the model without heads", work, model.device, effort)
+    dense, least = (times.milliseconds(name).median for name in work)
+    for text in budgets:
+        number, measure = parse_time(text)
+        if (number * dense if measure == "x" else number) < 0.8 * least:  # the table decides on what is nearer
+            raise GateError(
+                f"the budget is {text}, but the model takes about {least:.3g} ms without any {unit} and {dense:.3g} ms with "
+                "all of them; give a time between these"
+            )
 
 
 def measure_achieved(

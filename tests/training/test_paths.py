@@ -66,12 +66,6 @@ def test_a_mask_in_the_home_directory(home):
         Method.parse("mask:s3://b/m.json")
 
 
-@pytest.mark.parametrize("place", [*ELSEWHERE, "~noone-has-this-name/a"])
-def test_a_place_elsewhere_is_no_path(place):
-    with pytest.raises(GateError, match="is not on this machine; expected the path"):
-        local_path(place)
-
-
 @pytest.mark.parametrize(
     ("command", "arguments", "shown", "expected"),
     [

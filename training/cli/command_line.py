@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import shlex
+import sys
 from argparse import ArgumentError
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -167,9 +167,9 @@ RUN_ONLY_OPTIONS = ("seed", "existing", "ckpt_path", "compare", "retrained", "cu
 LIST_METHODS = "Show every method with its source, and end."
 
 
-def build_parser(prog: str = "python -m training.fit", groups: Sequence[tuple[type, str]] = ()) -> ArgumentParser:
+def build_parser(groups: Sequence[tuple[type, str]] = ()) -> ArgumentParser:
     """Return the parser of the options of a run, and of further groups with their prefixes."""
-    parser = ArgumentParser(prog=prog)
+    parser = ArgumentParser()
     parser.add_argument("--config", action=ActionConfigFile, help="YAML file; see the folder configs.")
     for group, prefix in GROUPS:
         parser.add_class_arguments(group, prefix.removesuffix(".") or None)
@@ -181,14 +181,14 @@ def build_parser(prog: str = "python -m training.fit", groups: Sequence[tuple[ty
 
 def build_comparison_parser() -> ArgumentParser:
     """Return the parser of a comparison."""
-    parser = build_parser("python -m training compare", COMPARISON_GROUPS)
+    parser = build_parser(COMPARISON_GROUPS)
     parser.add_argument("--list_methods", action="store_true", help=LIST_METHODS)
     return parser
 
 
 def build_latency_parser() -> ArgumentParser:
     """Return the parser of a latency table."""
-    return build_parser("python -m training latency", [(LatencyOptions, "")])
+    return build_parser([(LatencyOptions, "")])
 
 
 def data_options(kinds: Collection[type] = tuple(KINDS.values())) -> set[str]:
@@ -355,6 +355,9 @@ def _wanted(parser: ArgumentParser, name: str, kind_of_data: str) -> str:
     return f"{', '.join(words)} or {last}" if words else last
 
 
-def shown(program: Sequence[str], given: Sequence[str]) -> str:
-    """Return a command as it is typed in a shell."""
-    return shlex.join([*program, *given])
+def called_as(command: str = "") -> str:
+    """Return a command by the name that the program was called by, such as ``head-gates fit``."""
+    file = Path(sys.argv[0])
+    if file.parent.name == "training" and file.name in ("__main__.py", "fit.py"):
+        return "python -m training.fit" if command == "fit" else f"python -m training {command}".strip()
+    return f"head-gates {command}".strip()

@@ -1,6 +1,7 @@
 """Typical mistakes, each told in one sentence before PyTorch is loaded."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -65,15 +66,25 @@ def test_files_and_folders_that_are_not_there(project):
         )
 
 
+@pytest.mark.parametrize(("command", "option"), [("fit", "--model.budget"), ("compare", "--budgets")])
+@pytest.mark.parametrize("budget", ["0", "0.0"])
+def test_a_budget_of_no_heads_is_refused(command, option, budget):
+    with pytest.raises(GateError, match=f"{option} has {budget}, .*expected at least 1 head"):
+        check_run(read(command, ["--config", "default.yaml", option, budget]))
+
+
+def test_without_a_network_the_hub_is_left_after_one_attempt(project, monkeypatch, capsys):
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    project()
+    assert capsys.readouterr().err == ""
+    project("--model.backbone", "nobody/nothing")
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
+    assert "'nobody/nothing' is not a folder here, and the Hugging Face Hub does not answer" in capsys.readouterr().err
+
+
 def test_a_data_set_of_the_hub_is_not_looked_for():
     check_run(read("fit", ["--model.backbone", "bert-base-uncased", "--data.dataset", "glue", "--data.subset", "sst2"]))
-
-
-def test_a_run_directory_that_is_taken(project, tmp_path):
-    (tmp_path / "taken").mkdir()
-    (tmp_path / "taken" / "config.yaml").write_text("model: {}\ndata: {}\ntrainer: {}\n")
-    assert "'taken' already holds a run" in said(project, "--run_dir", "taken")
-    project("--run_dir", "taken", "--existing", "overwrite")
 
 
 @pytest.mark.parametrize("method", ["relevance", "relevance(rule=gradient-x-input)+swap"])
