@@ -10,7 +10,6 @@ from gates.errors import GateError
 from tests.training.runs import make_pruner
 from training.cli.command_line import COMPARISON_GROUPS, GROUPS
 from training.commands.table import read
-from training.comparison.methods import mask_found_by, own_method
 from training.config import (
     LARGEST_SEED,
     Distillation,
@@ -169,28 +168,6 @@ def test_nothing_in_a_configuration_is_refused_where_something_is_needed(text, t
     (tmp_path / "my.yaml").write_text(text)
     with pytest.raises(GateError, match="null"):
         Setup.of(read("fit", ["--config", "default.yaml", "--config", str(tmp_path / "my.yaml")]).options)
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({}, "learned Hard-Concrete gates; weights retrained with the mask"),
-        (
-            {"refit": True},
-            "learned Hard-Concrete gates; weights refitted to the dense model by least squares; "
-            "weights retrained with the mask",
-        ),
-        (
-            {"swaps": 40, "gate": "clamped-linear"},
-            "learned clamped-linear gates, with a search by swaps; weights retrained with the mask",
-        ),
-        ({"retrain": 0.0}, "learned Hard-Concrete gates; weights not trained with the mask"),
-        ({"prune": 0.0, "retrain": 0.0, "budget": None}, "no pruning: the dense model, with all its heads"),
-    ],
-)
-def test_how_the_mask_is_found_in_one_line(settings, expected):
-    options = PrunerOptions(**(NEW | settings))
-    assert mask_found_by(options, own_method(options)) == expected
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from gates.export.cost import hardware, wait_for
 from tests.training.runs import make_data
 from training.config.run import TrainerOptions
 from training.runs.cost import measured
@@ -82,17 +81,6 @@ def test_the_peak_of_a_gpu_is_measured_before_anything_has_used_it(cuda, device,
         assert cuda.calls == [("reset", index)]
     assert meter.cost.peak_memory_mb == (3.0, 5.0)[index]
     assert cuda.calls == [("reset", index), ("synchronize", index)]
-
-
-def test_apples_gpus_are_waited_for_and_named(cuda, monkeypatch):
-    calls = []
-    monkeypatch.setattr(torch.mps, "synchronize", lambda: calls.append("mps"))
-    for device in ("cpu", "mps", "cuda:1"):
-        wait_for(torch.device(device))
-    assert (calls, cuda.calls) == (["mps"], [("synchronize", 1)])
-    assert "thread" in hardware(torch.device("cpu"))
-    assert hardware(torch.device("mps")).endswith("its GPU (MPS)")
-    assert hardware(torch.device("cuda:1")) == "GPU 1"
 
 
 def test_auto_is_the_cpu_where_lightning_would_take_mps(monkeypatch):

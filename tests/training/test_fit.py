@@ -12,11 +12,9 @@ import pandas as pd
 import pytest
 import pytorch_lightning as pl
 import torch
-import transformers
 import yaml
 
 from gates.errors import GateError
-from gates.export.checkpoint import load_pruned
 from tests.training import stops
 from tests.training.data.test_images import save_vit, write_images
 from tests.training.runs import last_checkpoint, make_data, make_pruner, make_setup, run_fit, write_config
@@ -247,8 +245,7 @@ def assert_same_tables(run, other):
 
 @pytest.mark.integration
 def test_a_finished_run_that_is_resumed_trains_nothing(tmp_path, full_run, monkeypatch):
-    """Whatever of its tables was lost is written again, its log stays, and of an earlier comparison nothing is left where
-    nothing is compared. Its saved configuration is that of the run; with other options it does not go on."""
+    """Lost tables are written again, the log stays, and with other options the run is not continued."""
     run = shutil.copytree(full_run[0], tmp_path / "run")
     logged = (run / "metrics.csv").read_text()
     arguments = ["--config", str(run / "config.yaml"), "--run_dir", str(run), "--wandb.mode", "disabled"]
@@ -277,8 +274,6 @@ def test_a_finished_run_that_is_resumed_trains_nothing(tmp_path, full_run, monke
 
 @pytest.mark.integration
 def test_limits_of_batches_hold_from_one_end_of_a_run_to_the_other(tmp_path, capsys):
-    """Steps, evaluations and the course that is logged are of so many batches; more between validations than there are is told
-    before anything is written."""
     given = ["--config", write_config(tmp_path), "--compare", "none", "--trainer.log_every_n_steps", "1"]
     limits = ["--trainer.limit_train_batches", "6", "--trainer.limit_val_batches", "2", "--trainer.limit_test_batches", "0.5"]
     own = ["--data.eval_batch_size", "16", "--save_every", "100", "--run_dir", str(tmp_path / "run")]
@@ -356,13 +351,7 @@ def test_two_processes_equal_one(tmp_path):
         common = ["--config", write_config(tmp_path), *no_dropout, *more]
         done = run_fit(*common, *given, "--run_dir", name, cwd=tmp_path)
         assert done.returncode == 0, done.stderr[-3000:]
-    told = done.stderr.splitlines()
-    assert not {"\r", "\x1b"} & set(done.stderr)
-    phases = ["finetune 0/16", "prune 0/16", "retrain 0/16", "evaluating select 0/1", "evaluating test 0/1"]
-    compared = ["exporting, reloading and checking the pruned model", "comparison 0/10", "quality by budget 0/8"]
-    written = ["drawing masks and gates", "tables and tests"]
-    stages = ["reading and tokenizing the data", "loading the model", *phases, *compared, *written]
-    assert [line for line in told if line in stages] == stages  # each once, by the first process alone
+    assert [line for line in done.stderr.splitlines() if line == "retrain 0/16"] == ["retrain 0/16"]  # by the first process
     tables = [pd.read_csv(tmp_path / name / "comparison.csv") for name in ("one", "two")]
     for column in ("method", "stage", "heads", "steps"):
         assert tables[0][column].tolist() == tables[1][column].tolist()
@@ -436,7 +425,6 @@ def test_a_dense_model_alone_has_one_row(tmp_path, monkeypatch):
 
 @pytest.mark.integration
 def test_nan_keeps_the_last_good_checkpoint(tmp_path, capsys, monkeypatch):
-    """The step that ruins the weights is never saved as the last good one: from it a run with a sane rate succeeds."""
     arguments = ["--config", write_config(tmp_path), "--run_dir", str(tmp_path / "run"), "--save_every", "1"]
     ruinous = ["--model.learning_rate", "1e30", "--model.lr_warm_up", "0", "--trainer.gradient_clip_val", "0"]
 
@@ -482,8 +470,7 @@ QUICK = {"default", "sst2_minilm_local", "multi30k_scratch", "opus_mt_en_ru", "s
     ],
 )
 def test_every_shipped_configuration_runs_as_far_as_it_can_offline(path, tmp_path, capsys):
-    """Files for local models and data and the embedded default run to the end on something tiny; those for the hub stop
-    with one sentence that names what cannot be reached."""
+    """Configurations of local files end on a tiny model, and those of the hub stop with one sentence."""
     assert path.read_text().startswith("# ")
     config = build_parser().parse_args(["--config", str(path)])
     common = ["--config", str(path), "--run_dir", str(tmp_path / "run"), "--wandb.mode", "disabled", "--curve", "[]"]
@@ -547,30 +534,6 @@ def tiny_backbone(folder: Path, *, decoder: bool) -> str:
     model.save_pretrained(folder / "backbone")
     tokenizer.save_pretrained(folder / "backbone")
     return str(folder / "backbone")
-
-
-@pytest.mark.integration
-def test_a_pipeline_answers_with_the_probabilities_of_the_task_that_was_trained(tmp_path, registered):
-    """Not with those of the backbone's own task."""
-    backbone = Path(tiny_backbone(tmp_path, decoder=False))
-    stated = json.loads((backbone / "config.json").read_text()) | {"problem_type": "multi_label_classification"}
-    (backbone / "config.json").write_text(json.dumps(stated))
-    files = [
-        part for split in ("train", "test") for part in (f"--data.{split}_file", text_file(tmp_path, f"{split}.tsv", GOOD))
-    ]
-    small = {"model.budget": 2, "model.finetune": 1, "model.prune": 1, "model.retrain": 0, "data.batch_size": 4,
-             "compare": "none", "wandb.mode": "disabled", "trainer.accelerator": "cpu"}  # fmt: skip
-    given = [part for name, value in small.items() for part in (f"--{name}", str(value))]
-    assert main(["--model.backbone", str(backbone), *files, *given, "--run_dir", str(tmp_path / "run")]) == 0
-    export = tmp_path / "run" / "export"
-    (answers,) = transformers.pipeline("text-classification", model=str(export), top_k=None)(["the fox"])
-    batch = transformers.AutoTokenizer.from_pretrained(export)(["the fox"], return_tensors="pt")
-    model = load_pruned(export).eval()
-    with torch.no_grad():
-        expected = model(**batch).logits[0].softmax(-1)
-    found = {answer["label"]: answer["score"] for answer in answers}
-    assert found == pytest.approx({name: float(expected[number]) for number, name in model.config.id2label.items()}, abs=1e-6)
-    assert sum(found.values()) == pytest.approx(1)
 
 
 @pytest.mark.integration

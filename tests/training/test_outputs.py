@@ -11,7 +11,7 @@ from training.commands.table import run_command
 from training.comparison import grid
 from training.config import RunOptions
 from training.pruner.checkpoints import read_checkpoint
-from training.runs.directory import RunDirectory, check_new_output, check_output, check_output_folder, locked_directory
+from training.runs.directory import RunDirectory, check_output, check_output_folder, locked_directory
 
 
 def test_only_what_the_command_has_written_is_replaced(tmp_path):
@@ -33,16 +33,6 @@ def test_devices_and_other_files_stay(command, tmp_path, capsys):
         assert said in capsys.readouterr().err
     assert (tmp_path / "notes.txt").read_text() == "notes of a year"
     assert not os.path.isfile(os.devnull)
-
-
-def test_a_folder_that_is_not_there_is_told_before_anything_is_measured(tmp_path, capsys):
-    output = str(tmp_path / "none" / "times.json")
-    assert run_command("latency", ["--output", output]) == 2
-    assert f"cannot write {output!r}: its folder does not exist or is read-only" in capsys.readouterr().err
-    check_new_output(tmp_path / "times.json", "<title>", "report")
-    (tmp_path / "file").touch()
-    with pytest.raises(GateError, match="its folder does not exist"):
-        check_new_output(tmp_path / "file" / "times.json", "<title>", "report")
 
 
 def test_a_folder_of_other_files_stays(tmp_path):

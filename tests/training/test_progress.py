@@ -93,20 +93,6 @@ def test_a_failure_ends_stages_without_a_word(lines, clock, monkeypatch):
     assert lines.stages == []
 
 
-def test_items_are_named_while_they_are_worked_on(lines, clock, monkeypatch):
-    monkeypatch.setattr(progress, "_fitting_display", lambda: lines)
-    with progress.displayed():
-        for _ in progress.track(["bert", "gpt2"], "architectures", name_of=str.upper):
-            clock.now += 40
-            progress.begin("export").end()
-    assert said(lines) == [
-        "architectures 0/2",
-        "architectures 1/2: BERT; export",
-        "architectures 2/2: GPT2; export, about 80 s",
-        "architectures 2/2, took 80 s",
-    ]
-
-
 def test_a_pipe_gets_no_control_characters(capfd):
     with progress.displayed():
         with progress.stage("prune", 2) as stage:

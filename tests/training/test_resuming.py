@@ -125,46 +125,11 @@ def test_a_run_that_is_stopped_between_its_tables_is_not_taken_for_finished(full
         with pytest.raises(Stopped):
             main([*arguments, "--existing", "resume"])
     assert run_command("export", [str(run), "--format", "masked", "--output", str(tmp_path / "out")]) == 2
-    assert "has not ended: it has no metrics.json; go on with it" in capsys.readouterr().err
+    assert "has not ended: it has no metrics.json; continue it" in capsys.readouterr().err
     assert run_command("summary", [str(run)]) == 2
     assert "does not hold a finished run" in capsys.readouterr().err
     assert main([*arguments, "--existing", "resume"]) == 0
     assert run_command("summary", [str(run)]) == 0
-
-
-@pytest.mark.integration
-def test_a_comparison_that_is_stopped_between_its_tables_is_not_taken_for_finished(compared, tmp_path, monkeypatch, capsys):
-    run = shutil.copytree(compared[0], tmp_path / "run")
-    began = (run / "config.yaml").read_text()
-    given = ["--config", compared[1], "--run_dir", str(run), "--methods", "learned,his", "--budgets", "3", "--seeds", "0"]
-    with monkeypatch.context() as patch:
-        patch.setattr("training.comparison.grid.run_seed", lambda *args: (_ for _ in ()).throw(Stopped))
-        with pytest.raises(Stopped):
-            run_command("compare", given)
-    assert (run / "config.yaml").read_text() == began  # that of the tables, which are still there
-    with monkeypatch.context() as patch:
-        stop_between_tables(patch)
-        with pytest.raises(Stopped):
-            run_command("compare", given)
-    assert run_command("summary", [str(run)]) == 2
-    assert "does not hold a finished run" in capsys.readouterr().err
-    assert run_command("compare", given) == 0
-    assert (run / "config.yaml").read_text() != began
-    assert json.loads((run / "metrics.json").read_text())["methods"] == ["learned", "his"]
-
-
-def test_what_killed_processes_left_in_a_run_goes_when_it_goes_on(tmp_path):
-    """Whatever number their process had, which another may have now: nobody else writes there."""
-    run = RunDirectory(tmp_path)
-    run.create("name: x\n")
-    lasting = tmp_path / "checkpoints" / "dense.ckpt"
-    lasting.touch()
-    for left in (".metrics.json.partial-1", "checkpoints/.dense.ckpt.partial-1", "plots/.a.png.partial-1"):
-        (tmp_path / left).touch()
-    (tmp_path / ".export.partial-1" / "more").mkdir(parents=True)
-    RunDirectory(tmp_path, resumes=True).create("name: x\n")
-    assert not [path for path in tmp_path.rglob("*") if "partial" in path.name]
-    assert lasting.is_file()
 
 
 @pytest.mark.parametrize("text", ["a: &a [*a]\n", "x" * 1_000_001, "[" * 100, "[]\n", "\udce9"])

@@ -137,12 +137,7 @@ def help_of_run(
     hidden: Collection[str] = (),
     everything: bool,
 ) -> str:
-    """Return the help of a command that trains.
-
-    Args:
-        groups: The groups of options with their prefixes.
-        hidden: The options that are not shown.
-    """
+    """Return the help of a command that trains, from its groups of options with their prefixes."""
     sections = {title: list(options) for title, options in own.items()}
     if everything:
         sections |= {"General": [FURTHER["config"], FURTHER["data"]]}

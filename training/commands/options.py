@@ -1,5 +1,5 @@
-"""The command lines of the commands that do not train. ``--output`` is what a command makes, and ``--run_dir`` a directory that
-grows with every further call."""
+"""The command lines of the commands that do not train. ``--output`` names a new file or folder, and ``--run_dir`` a directory
+that grows with every further call."""
 
 from __future__ import annotations
 
@@ -140,8 +140,8 @@ def sweep_parser() -> ArgumentParser:
         "--storage",
         type=str | None,
         metavar="URL",
-        help="A database for the trials, such as postgresql://USER@HOST/NAME, so that several machines work on one sweep, each "
-        "with its own --run_dir (default: a file in --run_dir).",
+        help="A database for the trials, such as postgresql://USER@HOST/NAME (default: a file in --run_dir). With it several "
+        "machines work on one sweep, each with its own --run_dir.",
     )
     add("--seed", type=int, default=0, help="The seed of the search. Trials have the seed of their configuration.")
     return parser
@@ -187,8 +187,8 @@ def export_parser() -> ArgumentParser:
     add(
         "--ranking",
         type=str | None,
-        help="The ranking of the heads: one that the run compared, or with --budget any score, such as obs, which is computed "
-        "now (default: the run's own method, by log_alpha).",
+        help="The ranking of the heads (default: the run's own method, by log_alpha): one that the run compared, or with "
+        "--budget any score, such as obs.",
     )
     add(
         "--minimum_per_layer",

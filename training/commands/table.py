@@ -42,7 +42,7 @@ from training.runs import progress
 from training.runs.launched import check_alone
 from training.runs.own_code import import_from_here
 
-AGAIN = "the same command goes on where it was"
+AGAIN = "the same command continues"
 NOTHING = "nothing was written"
 
 
@@ -105,7 +105,7 @@ COMMANDS = {
     ),
     "summary": Command("tables over runs", parsers.summary_parser, "training.commands.summary:show"),
     "analyze": Command(
-        "what the heads of a trained model do",
+        "the function of the heads of a trained model",
         parsers.analyze_parser,
         "training.analysis.analyze:analyze",
         "experiments that had ended are written",

@@ -252,8 +252,8 @@ class Distillation:
         distil: The weight of the divergence from the dense model's predictions in the prune and retrain phases. The task loss
             has 1 minus this weight (Hinton et al. 2015).
         distil_temperature: The temperature of both models' logits.
-        distil_hidden: The weight of the squared distance from the dense model's hidden states in each layer, in units of their
-            variance (as in CoFi, Xia et al. 2022). It is added to the other losses.
+        distil_hidden: The weight of the squared distance from the dense model's hidden states, in units of their variance (as
+            in CoFi, Xia et al. 2022). It is added to the other losses.
     """
 
     distil: float = 0.0

@@ -21,7 +21,7 @@ def test_data_that_changed_or_went_are_said_and_others_can_be_named(tmp_path):
     write_texts(tmp_path, "own", "one two two")
     harmless = ["--trainer.accelerator", "cpu", "--data.num_workers", "1"]
     for options in ([], harmless):
-        with pytest.raises(GateError, match=r"have changed since the run .* behind a lone --, as with --data.train_file FILE"):
+        with pytest.raises(GateError, match=r"have changed since the run .* a lone --, as with --data.train_file FILE"):
             load_dense(run, options)
     load_dense(run, named)
     (tmp_path / "own.txt").unlink()

@@ -129,7 +129,7 @@ def test_nothing_is_trained_again(finished, again, monkeypatch):
 
 @pytest.mark.nightly
 def test_a_mask_without_training_is_searched_on_the_dense_weights(finished, tmp_path):
-    """And one that training goes on with on weights that were trained with the gates; masks.json has both where they differ."""
+    """The mask for training is searched on weights that were trained with the gates. ``masks.json`` has both if they differ."""
     run, config = finished
     methods = ["--methods", f"{JOINT},{JOINT}+swap", "--budgets", "4,3,2", "--seeds", "0,1"]
     methods += ["--swap.significance", "0.9"]  # few examples decide
@@ -144,13 +144,6 @@ def test_a_mask_without_training_is_searched_on_the_dense_weights(finished, tmp_
         rows = table[(table["seed"] == entry["seed"]) & (table["budget"] == entry["budget"])]["experiment"]
         assert experiments[rows["retrained"]]["values"] == entry["mask"]
         assert experiments[rows["post hoc"]]["values"] == entry.get("post_hoc_mask", entry["mask"])
-    swaps = [one for one in experiments.values() if one["experiment"] == "swap"]
-    for learned in json.loads((tmp_path / "run" / "masks.json").read_text()):
-        if learned["method"] == JOINT:
-            assert {experiments[swap["start"]]["experiment"] for swap in swaps if swap["mask"] == learned["mask"]} >= {
-                "dense",
-                "learn",
-            }
 
 
 @pytest.mark.integration
@@ -314,13 +307,13 @@ def test_a_comparison_killed_with_experiments_elsewhere_goes_on(tmp_path):
             assert not list(tmp_path.glob(".*.partial-*"))
 
 
-@pytest.mark.parametrize("command", ["fit", "compare"])
-def test_one_batch_is_not_all_batches(command):
-    """Python keeps ``Optional[Union[float, int]]`` of whichever library wrote it first, so each in a process of its own."""
+@pytest.mark.integration
+def test_one_batch_is_not_all_batches():
+    """Python keeps the ``Optional[Union[float, int]]`` of the first library that writes it, so in a process of its own."""
     read = {"1": "1", "1.0": "1.0", "0.5": "0.5", "null": "None"}
     code = (
         "from training.commands.table import COMMANDS; from training.cli.command_line import with_config\n"
-        f"parser = COMMANDS[{command!r}].parser()\n"
+        "parser = COMMANDS['compare'].parser()\n"
         f"for given in {list(read)}:\n"
         "    found = parser.parse_args(with_config(['--trainer.limit_train_batches', given]))\n"
         "    print(repr(found.trainer.limit_train_batches))"

@@ -3,8 +3,6 @@
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -98,17 +96,6 @@ def test_relevance_of_tags_is_refused_before_anything_is_trained(project, method
     with pytest.raises(GateError, match=f"{re.escape(method)} follows the one prediction"):
         check_run(read("fit", [*given, "--compare", "full", "--retrained", f"[his,{method}]"]))
     check_run(read("compare", [*given, "--methods", "his,random"]))
-
-
-def test_nothing_heavy_is_loaded_for_it(project):
-    code = (
-        "import sys\nfrom training.commands.preflight import check_run\nfrom training.commands.table import read\n"
-        "given = ['--model.backbone', 'model', '--data.train_file', 'train.csv', '--data.test_file', 'test.csv']\n"
-        "check_run(read('fit', given))\n"
-        "print(sorted({'torch', 'transformers', 'datasets', 'pytorch_lightning', 'wandb'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
 
 
 def test_the_sentences_of_the_documentation_are_those_of_the_code():

@@ -45,20 +45,6 @@ def test_a_verdict_is_quoted_whole_or_by_stage(tmp_path, capsys):
     assert main([str(tmp_path / "nowhere"), "--verdict"]) == 2
 
 
-def test_bytes_of_the_cache_are_whole_numbers(tmp_path, capsys):
-    """Of tables that have them; a mean over seeds, as of a metric."""
-    paths = [run(tmp_path / str(seed), seed, [("his", "post hoc", 18, 0.8)]) for seed in range(3)]
-    assert main([paths[0], "--metric", "kv_bytes_per_token"]) == 2
-    assert "expected one that all of these rows have: test_accuracy" in capsys.readouterr().err
-    for seed, path in enumerate(paths):
-        table = pd.read_csv(f"{path}/comparison.csv")
-        table.assign(kv_bytes_per_token=4000 + 128 * seed).to_csv(f"{path}/comparison.csv", index=False)
-    assert main([*paths, "--metric", "kv_bytes_per_token"]) == 0
-    out = capsys.readouterr().out
-    assert "| post hoc | his | 4,128 ± 128 |" in out
-    assert "3 seeds (0, 1, 2), kv_bytes_per_token." in out
-
-
 def comparison(folder, heads, *, metric="test_bleu", by_kind=None, quality=20.0):
     """Of 16 heads, with groups of two as the unit of budgets."""
     folder.mkdir()
