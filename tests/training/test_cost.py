@@ -34,18 +34,11 @@ class Cuda:
         self.init()
         self.calls.append(("synchronize", self.index(device)))
 
-    def get_device_name(self, device=None):
-        return f"GPU {self.index(device)}"
-
     def device(self, device):
         return _Current(self, self.index(device))
 
     def index(self, device):
         return self.current if device is None or device.index is None else device.index
-
-    def Event(self, enable_timing):  # noqa: N802
-        self.calls.append(("event", self.current))
-        return SimpleNamespace(record=lambda: None, synchronize=lambda: None, elapsed_time=lambda end: 1.0)
 
 
 class _Current:
@@ -62,15 +55,7 @@ class _Current:
 @pytest.fixture
 def cuda(monkeypatch):
     found = Cuda()
-    for name in (
-        "init",
-        "reset_peak_memory_stats",
-        "max_memory_allocated",
-        "synchronize",
-        "get_device_name",
-        "device",
-        "Event",
-    ):
+    for name in ("init", "reset_peak_memory_stats", "max_memory_allocated", "synchronize", "device"):
         monkeypatch.setattr(torch.cuda, name, getattr(found, name))
     return found
 

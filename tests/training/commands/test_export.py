@@ -83,9 +83,8 @@ def test_any_budget_refitted_without_training(run, tmp_path, capsys):
     own = dense(run, "dense").state_dict()
     changed = {name for name, tensor in refitted.state_dict().items() if not torch.equal(tensor, plain.state_dict()[name])}
     assert changed
-    assert all(name.endswith(("out_proj.weight", "o_proj.weight", "fc2.weight", "down_proj.weight")) for name in changed), (
-        changed
-    )
+    behind = ("out_proj.weight", "o_proj.weight", "fc2.weight", "down_proj.weight")
+    assert all(name.endswith(behind) for name in changed), changed
     assert own.keys() == refitted.state_dict().keys()
     assert "refitted to this mask by least squares (ridge " in (tmp_path / "refitted" / "README.md").read_text()
 
@@ -232,10 +231,8 @@ def test_the_weights_of_another_checkpoint(run, tmp_path):
 
 
 def test_the_card_states_costs_and_results_only_where_they_hold(run, tmp_path, capsys):
-    assert (
-        run_command("export", [str(run), "--format", "remote-code", "--output", str(tmp_path / "own"), "--measure", "[1,2]"])
-        == 0
-    )
+    measured = ["--format", "remote-code", "--output", str(tmp_path / "own"), "--measure", "[1,2]"]
+    assert run_command("export", [str(run), *measured]) == 0
     shown = capsys.readouterr().out
     text = (tmp_path / "own" / "README.md").read_text()
     for part in ("parameters", "FLOPs of one example", "ms at batch size 1", "ms at batch size 2"):

@@ -56,12 +56,12 @@ def test_files_and_folders_that_are_not_there(project):
     assert "the model folder './modle' does not exist; check --model.backbone" in said(project, "--model.backbone", "./modle")
     assert "'model.gguf' is a file; give the folder" in said(project, "--model.backbone", "model.gguf")
     pairs = [f"--data.{split}_{side}=train.csv" for split in ("train", "test") for side in ("source", "target")]
-    with pytest.raises(GateError, match=r"the select file 'no.csv' does not exist"):
-        check_run(read("fit", ["--model.backbone", "a/b", *pairs, "--data.select_source=no.csv", "--data.select_target=x"]))
-    with pytest.raises(GateError, match="the train folder 'cats' does not exist"):
-        check_run(
-            read("fit", ["--model.backbone", "a/b", "--data", "Images", "--data.train_folder=cats", "--data.test_folder=x"])
-        )
+    for given, missing in (
+        ([*pairs, "--data.select_source=no.csv", "--data.select_target=x"], "the select file 'no.csv'"),
+        (["--data", "Images", "--data.train_folder=cats", "--data.test_folder=x"], "the train folder 'cats'"),
+    ):
+        with pytest.raises(GateError, match=f"{missing} does not exist"):
+            check_run(read("fit", ["--model.backbone", "a/b", *given]))
 
 
 @pytest.mark.parametrize(("command", "option"), [("fit", "--model.budget"), ("compare", "--budgets")])
