@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Any, Literal, ParamSpec
 
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gates.attention.sites import KINDS, AttentionSite
 from gates.scores.ranking import jaccard
+from training.stats.numbers import unit
 from training.stats.tables import overlap
 
 INK = "#1c1f23"
@@ -182,6 +183,30 @@ def quality_by_budget(curve: pd.DataFrame, comparison: pd.DataFrame, *, metric: 
     axes.grid(visible=True)
     fewest = curve[curve["heads"] == curve["heads"].min()].sort_values(column, ascending=False, kind="stable")
     legend_on_the_right(figure, axes, ["dense control", *fewest["method"]])
+    return figure
+
+
+@styled
+def heads_within_loss(search: Mapping[str, Any], metric: str, gate: str) -> Figure:
+    """Draw what a model loses on the selection split against the heads it keeps, with 95 % intervals, and the budget found.
+
+    Args:
+        search: The content of ``budget.json``.
+        metric: The metric of the loss.
+        gate: What is counted: a head, or a group of heads.
+    """
+    points, measure = pd.DataFrame(search["points"]), "points" if unit(metric) else "percent"
+    figure = Figure(figsize=(6, 3.6), layout="constrained")
+    axes = figure.subplots()
+    ends = [points["loss"] - points["low"], points["high"] - points["loss"]]
+    style: dict[str, Any] = {"color": OF_METHODS["learned"], "marker": "o", "markersize": 4, "linewidth": 1.2, "capsize": 2.5}
+    axes.errorbar(points["heads"], points["loss"], yerr=ends, label=search["method"], **style)
+    axes.axhline(0, color=INK, linewidth=0.8)
+    axes.axhline(search["max_loss"], color=INK, linestyle=":", label=f"max_loss {search['max_loss']:g}")
+    axes.axvline(search["budget"], color=OF_METHODS["his"], linestyle="--", label=f"budget {search['budget']}")
+    axes.set(xlabel=f"{gate}s kept", ylabel=f"loss of {metric} ({measure})", title="Selection split, against the dense model")
+    axes.grid(visible=True)
+    axes.legend()
     return figure
 
 

@@ -22,7 +22,9 @@ from transformers.utils import logging as transformers_logging
 
 from gates.errors import GateError
 from training.config import PrunerOptions, Setup
+from training.config.data import Text
 from training.data.base import TaskData
+from training.data.text import TextData
 from training.pruner.callbacks import AverageWeights
 from training.pruner.checkpoints import WholeCheckpoints
 from training.pruner.logging import StageProgress
@@ -59,7 +61,16 @@ def open_data(setup: Setup, checkpoint: str | None = None) -> TaskData:
     if backbone is not None:
         data.check_backbone(read_config(backbone, trust_remote_code=trusted), backbone)
     with progress.stage("reading and tokenizing the data"):
-        data.build(backbone, stated_labels(backbone, trust_remote_code=trusted))
+        unlabelled = isinstance(setup.data, Text) and setup.data.unlabelled
+        data.build(backbone, stated_labels(backbone, trust_remote_code=trusted, placeholders=unlabelled))
+        if isinstance(data, TextData) and unlabelled:
+            if setup.model.finetune > 0:
+                raise GateError(
+                    f"unlabelled is true, but finetune is {setup.model.finetune:g} epochs, so the model would learn its own "
+                    "predictions; set --model.finetune 0"
+                )
+            model: torch.nn.Module = data.task.build(setup.model, data.processor)
+            data.label_by(model.to(make_trainer(setup).strategy.root_device))  # type: ignore[arg-type]
     check_limits(setup, data)
     with progress.paused():
         for notice in data.notices:

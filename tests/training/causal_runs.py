@@ -35,6 +35,8 @@ model:
   unit: group
   budget: 2
   finetune: 1
+  min_prune_steps: 0
+  refit: false
   prune: 1
   retrain: 1
   learning_rate: 3.0e-3

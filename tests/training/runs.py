@@ -41,6 +41,8 @@ model:
   prune: 1
   retrain: 1
   learning_rate: 1.0e-3
+  min_prune_steps: 0
+  refit: false
 data:
   class_path: Synthetic
   init_args: {train_rows: 256, select_rows: 96, test_rows: 96, batch_size: 16, score_rows: 64}

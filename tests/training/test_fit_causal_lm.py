@@ -90,7 +90,8 @@ def test_a_run_goes_on_from_the_export(run, tmp_path):
     data = "{class_path: SyntheticDocuments, init_args: {train_rows: 16, select_rows: 8, test_rows: 8, max_length: 40}}"
     config = tmp_path / "next.yaml"
     config.write_text(
-        f"model: {{backbone: {run / 'export'}, budget: 2, finetune: 0, prune: 1, retrain: 1}}\ndata: {data}\n"
+        f"model: {{backbone: {run / 'export'}, budget: 2, finetune: 0, prune: 1, retrain: 1, min_prune_steps: 0, "
+        f"refit: false}}\ndata: {data}\n"
         "trainer: {accelerator: cpu, enable_progress_bar: false}\nwandb: {mode: disabled}\ncompare: none\n"
     )
     assert main(["--config", str(config), "--run_dir", str(tmp_path / "next")]) == 0

@@ -27,6 +27,7 @@ from gates.scores.ablation import ablate
 from gates.scores.importance import HeadImportance, head_gradients
 from training.cli.command_line import build_parser, complaint_of
 from training.config import Source
+from training.config.model import AUTO
 from training.config.paths import HubName
 from training.config.yaml_text import read_text
 from training.data.base import TaskData
@@ -34,7 +35,7 @@ from training.data.text import ClassificationData
 from training.pruner.checkpoints import check_identity, read_checkpoint
 from training.pruner.module import HeadPruner
 from training.runs import progress
-from training.runs.directory import CONFIG, LATENCY, RunDirectory
+from training.runs.directory import BUDGET_SEARCH, CONFIG, LATENCY, RunDirectory
 from training.runs.resume import check_same_data, noted_identity
 from training.runs.stored import check_unchanged
 from training.scoring.subject import ScoringContext
@@ -298,7 +299,9 @@ def setup_of(run: RunDirectory, overrides: Sequence[str] = (), given: str = "wha
     if overrides:
         options = _parse(["--config", str(file), *overrides], f"{given} cannot be used")
     setup = Setup.of(options)
-    return setup.within(LatencyTable.read(run.path / LATENCY)) if isinstance(setup.model.budget, str) else setup
+    if setup.model.budget == AUTO:
+        return setup.with_budget(run.read_json(BUDGET_SEARCH)["budget"])
+    return setup.within(LatencyTable.read(run.path / LATENCY)) if setup.model.is_timed else setup
 
 
 def _parse(arguments: list[str], wrong: str) -> Any:

@@ -21,6 +21,7 @@ from training.cli.command_line import COMPARISON_GROUPS, CommandLine
 from training.config import ComparisonOptions, LauncherOptions, Setup, group_at, group_of
 from training.config.comparison import BY_RELEVANCE, alone
 from training.config.data import Documents, Images, ParallelText, SentenceFiles, Tags
+from training.config.model import AUTO
 from training.data.files import check_there
 from training.runs.directory import RunDirectory, refuse_busy
 from training.runs.launched import check_alone, is_first_process, launched
@@ -41,9 +42,10 @@ USED: dict[str, tuple[Callable[[Setup], bool], str]] = {
         "add --model.budget null, so that the price decides how many heads stay",
     ),
     "--model.latency_table": (
-        lambda setup: isinstance(setup.model.budget, str),
+        lambda setup: setup.model.is_timed,
         "add --model.budget with a time, such as 0.7x",
     ),
+    "--model.max_loss": (lambda setup: setup.model.budget == AUTO, "add --model.budget auto"),
     "--model.init_score": (lambda setup: setup.model.init_spread != 0, "add --model.init_spread, such as 1"),
     "--model.temperature": (lambda setup: setup.model.gate == "hard-concrete", "it is of hard-concrete gates"),
     "--model.initial_log_alpha": (lambda setup: setup.model.gate == "hard-concrete", "it is of hard-concrete gates"),

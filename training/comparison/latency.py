@@ -33,10 +33,10 @@ def timed(setup: Setup, run: RunDirectory, data: TaskData) -> Setup:
         GateError: for a table of another model, a time that this model cannot have, or one that is to be measured by several
             processes at once.
     """
-    if not isinstance(setup.model.budget, str):
+    if not setup.model.is_timed:
         return setup
     kept = run.path / LATENCY if run.resumes else None
-    return setup.within(table_of([setup.model.budget], setup, kept, lambda: data))
+    return setup.within(table_of([str(setup.model.budget)], setup, kept, lambda: data))
 
 
 def table_of(budgets: Sequence[str], setup: Setup, kept: Path | None, data: Callable[[], TaskData]) -> LatencyTable:

@@ -157,17 +157,31 @@ def uses_of(plan: Sequence[PlanEntry]) -> tuple[bool, ...]:
 
 
 def run_seed(
-    experiments: Experiments, selector: MaskSelector, plan: Sequence[PlanEntry], results: Results, shown: progress.Stage
+    experiments: Experiments,
+    selector: MaskSelector,
+    plan: Sequence[PlanEntry],
+    results: Results,
+    shown: progress.Stage,
+    own_selectors: Mapping[Method, MaskSelector] | None = None,
 ) -> Iterator[Row]:
-    """The rows of one seed, as planned; beside them masks, rankings and gates over time go into the results. Each row is a
-    piece of the stage in which they are shown."""
+    """Yield the rows of one seed, as planned, and put masks, rankings and gates over time into the results.
+
+    Args:
+        experiments: The experiments of the seed.
+        selector: The selector of masks.
+        plan: The plan of the seed.
+        results: The results, which are added to.
+        shown: The stage to show them in; each row is a step of it.
+        own_selectors: The selectors of some methods, in place of the selector.
+    """
     check_given_masks([planned.method for planned in plan], experiments.pruner.gates, selector.budgets)
     uses = uses_of(plan)
     for planned in plan:
         method = planned.method
         named = method.name if planned.budget is None else f"{method.name} at {counted(planned.budget.total, 'head')}"
         shown.work_on(named)
-        selected = {post_hoc: selector.select(method, planned.budget, post_hoc=post_hoc) for post_hoc in uses}
+        chosen_by = (own_selectors or {}).get(method, selector)
+        selected = {post_hoc: chosen_by.select(method, planned.budget, post_hoc=post_hoc) for post_hoc in uses}
         selection = selected[uses[0]]
         # Within a time methods keep different numbers of heads, and are told apart from other budgets by the most that fit.
         in_time = planned.budget if planned.budget is not None and planned.budget.time is not None else None

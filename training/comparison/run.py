@@ -7,7 +7,7 @@ import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,21 +32,24 @@ from training.comparison.experiments import Experiments, read_weights, weights_o
 from training.comparison.latency import achieved, keep_table, timed
 from training.comparison.methods import CHEAP_RIVALS, Method, check_given_masks, file_name, mask_found_by, own_method
 from training.comparison.plan import PlanEntry, curve_of_run, plan_of_run, retrained, run_seed
-from training.comparison.selection import MaskSelector, Selection
+from training.comparison.quality import fewest_heads
+from training.comparison.selection import QUICK_REFIT, MaskSelector, Selection
 from training.comparison.tables import Results, against_dense, save_translations, score_columns, write_tables
 from training.comparison.terminal import show_run
 from training.comparison.wandb import send_run
 from training.config import PrunerOptions, Setup, SwapSearch
 from training.config.comparison import POST_HOC, RETRAINED
 from training.config.data_base import MORE
+from training.config.model import AUTO
 from training.data.base import TaskData
-from training.plotting import gate_heat_map, mask_agreement, quality_by_budget
+from training.plotting import gate_heat_map, heads_within_loss, mask_agreement, quality_by_budget
 from training.pruner.checkpoints import IDENTITY, KEPT, check_checkpoint, read_checkpoint, write_checkpoint
 from training.pruner.module import HeadPruner
 from training.runs import processes, progress
-from training.runs.directory import RunDirectory, is_finished, locked_directory, mark_finished, unmark_finished
+from training.runs.directory import BUDGET_SEARCH, RunDirectory, is_finished, locked_directory, mark_finished, unmark_finished
 from training.runs.resume import check_same_inputs, check_same_options, checkpoint_of, identity_of, note_inputs
 from training.runs.tracking import lost_in_wandb, make_logger, reachable, versions
+from training.scoring.refits import RefitError
 from training.setup import make_pruner, open_data, quiet_libraries, start_launched, with_min_prune_steps
 from training.tasks import base_model_name
 
@@ -58,34 +61,76 @@ class Kept:
     """The heads that a run keeps.
 
     Args:
+        own: The run's own method; without ``+refit`` if this model cannot be refitted.
         method: The method that chose them: the run's own, or a rival that does better on the selection split.
         selection: The heads, and where their weights come from.
         reached: The main metric on the selection split by method, each refitted; empty if nothing was compared.
     """
 
+    own: Method
     method: Method
     selection: Selection
     reached: dict[str, float]
 
 
-def choose_heads(selector: MaskSelector, own: Method, budget: Budget | None, options: PrunerOptions) -> Kept:
+def with_found_budget(experiments: Experiments, run: RunDirectory) -> Experiments:
+    """Return the experiments with the fewest heads that keep the dense model's quality as their budget.
+
+    The search is kept in ``budget.json``.
+
+    Args:
+        experiments: The experiments of a run with the budget ``auto``, in place of which they have some other.
+        run: The directory to write into.
+    """
+    options = experiments.setup.model
+    method = Method.parse("obs+refit") if options.refits else Method("obs")
+    try:
+        heads, points = fewest_heads(experiments, method, options.max_loss)
+    except RefitError as error:
+        say(f"the budget is searched without a refit: {error}")
+        method = Method("obs")
+        heads, points = fewest_heads(experiments, method, options.max_loss)
+    if processes.is_first():
+        found = {
+            "budget": heads,
+            "max_loss": options.max_loss,
+            "method": method.name,
+            "points": [asdict(one) for one in points],
+        }
+        run.write_json(BUDGET_SEARCH, found)
+    return Experiments(experiments.setup.with_budget(heads), experiments.data, cache=experiments.cache)
+
+
+def choose_heads(
+    selector: MaskSelector, thorough: MaskSelector, own: Method, budget: Budget | None, options: PrunerOptions
+) -> Kept:
     """Return the heads to keep: those of the run's method or, behind a refit, the best of it and of cheap rivals.
 
     Args:
-        selector: What chooses masks by the experiments of the run.
+        selector: The selector that compares methods.
+        thorough: The selector that refits to the heads that are kept, with more ridges.
         own: The run's method.
         budget: The budget; None for the dense model.
         options: The options of the run.
     """
-    if budget is None or "refit" not in own.modifiers or options.keep == "learned":
-        return Kept(own, selector.select(own, budget), {})
+    if "refit" not in own.modifiers:
+        return Kept(own, own, selector.select(own, budget), {})
+    assert budget is not None
     try:
-        best, reached = selector.best_refitted([own, *map(Method.parse, CHEAP_RIVALS)], budget)
-    except GateError as error:  # such as weights that two projections share
-        rank_zero_only(stdout().print)(f"the run continues without a refit: {error}", soft_wrap=True, highlight=False)
+        best, reached = own, dict[str, float]()
+        if options.keep == "best":
+            best, reached = selector.best_refitted([own, *map(Method.parse, CHEAP_RIVALS)], budget)
+        return Kept(own, best, thorough.select(best, budget), reached)
+    except RefitError as error:  # such as weights that two projections share
+        say(f"the run continues without a refit: {error}")
         own = replace(own, modifiers=own.modifiers - {"refit"})
-        return Kept(own, selector.select(own, budget), {})
-    return Kept(best, selector.select(best, budget), reached)
+        return Kept(own, own, selector.select(own, budget), {})
+
+
+@rank_zero_only
+def say(sentence: str) -> None:
+    """Print a sentence, in the first process alone."""
+    stdout().print(sentence, soft_wrap=True, highlight=False)
 
 
 def train(experiments: Experiments, kept: Kept) -> Experiment:
@@ -273,7 +318,14 @@ def describe_run(
 
 
 @progress.stage("drawing masks and gates")
-def write_run(run: RunDirectory, results: Results, own: Method, kept: Method, curve: Sequence[dict[str, Any]]) -> None:
+def write_run(
+    run: RunDirectory,
+    results: Results,
+    own: Method,
+    kept: Method,
+    curve: Sequence[dict[str, Any]],
+    described: Mapping[str, Any],
+) -> None:
     """Write the curve, a mask file for each method, and pictures, in place of those of an earlier comparison."""
     pruner = results.pruner
     assert pruner is not None
@@ -307,6 +359,8 @@ def write_run(run: RunDirectory, results: Results, own: Method, kept: Method, cu
         figures["quality_by_budget"] = quality_by_budget(
             table, results.table(), metric=pruner.task.main_metric, lower_is_better=pruner.task.lower_is_better
         )
+    if search := described.get("budget_search"):
+        figures["budget"] = heads_within_loss(search, pruner.task.main_metric, gates.unit)
     for name, figure in figures.items():
         with run.replacing(f"plots/{name}.png") as partial:
             figure.savefig(partial, format="png", dpi=150)
@@ -325,6 +379,8 @@ def fit(line: CommandLine) -> RunDirectory:
     if setup.model.nothing_trains and setup.model.retrain > 0:
         raise GateError(f"{setup.model.nothing_trains}, but retrain is {setup.model.retrain:g} epochs; set --model.retrain 0")
     asked = list(plan_of_run(own, None, setup.end))  # raises for names of no method
+    if setup.model.budget == AUTO and (given := [planned.method.name for planned in asked if planned.method.is_given]):
+        raise GateError(f"{given[0]!r} has its own number of heads, but the budget is {AUTO}; give --model.budget a number")
     if setup.end.from_scratch:
         setup.check_scratch()
     kept = line.options.clone()
@@ -364,33 +420,24 @@ def train_and_compare(
         resolved: All options, as YAML.
         first: Whether this is the first of the processes that share the directory.
     """
-    checkpoint = checkpoint_of(setup.run, run, first)
-    data = open_data(setup, checkpoint)
-    setup = with_min_prune_steps(timed(setup, run, data), data)
-    if setup.model.refit and setup.model.why_not_refitted:
-        reason = f"the run continues without a refit: {setup.model.why_not_refitted}"
-        rank_zero_only(stdout().print)(reason, soft_wrap=True, highlight=False)
-    pruner = make_pruner(setup, data)
-    given = pruner.steering.budget
-    if given is not None:  # 0.25 and 18 of 72 heads are the same budget
-        canonical: dict[str, Any] = {"budget": given.option(pruner.gates.kind_sizes())}
-        setup = replace(setup, model=replace(setup.model, **canonical))
-    check_given_masks([planned.method for planned in asked], pruner.gates, [given or Budget(1, {})])
-    if setup.run.ckpt_path is not None:
-        check_checkpoint(setup.run.ckpt_path, pruner)
-    experiments = Experiments(setup, data, cache=ExperimentCache(run.path / "experiments"), pruner=pruner)
+    is_automatic = setup.model.budget == AUTO
+    experiments = open_experiments(setup, asked, run, first=first)
     prepare(experiments, run, resolved, first=first)
     wandb_logger = make_logger(setup.wandb, run.path, yaml.safe_load(resolved))
-    with experiments.logged_to([CSVLogger(run.path, name="", version=""), *([wandb_logger] if wandb_logger else [])]):
+    loggers = [CSVLogger(run.path, name="", version=""), *([wandb_logger] if wandb_logger else [])]
+    if is_automatic:
+        with experiments.logged_to(loggers):
+            experiments = with_found_budget(experiments, run)
+    with experiments.logged_to(loggers):
+        setup, data, gates = experiments.setup, experiments.data, experiments.pruner.gates
         budget = budget_of(experiments, own)
         swaps = SwapSearch(passes=setup.model.swaps) if setup.model.swaps else SwapSearch()
-        options = [budget.option(pruner.gates.kind_sizes())]
-        selector = MaskSelector(experiments, options, swaps=swaps, as_configured=own.base)
+        options = [budget.option(gates.kind_sizes())]
+        thorough = MaskSelector(experiments, options, swaps=swaps, as_configured=own.base)
+        selector = MaskSelector(experiments, options, swaps=swaps, refits=QUICK_REFIT, as_configured=own.base)
         learned = selector.select(Method(own.base), budget if own.is_learned else None).start
-        kept = choose_heads(selector, own, budget if own.is_learned else None, setup.model)
-        if "refit" not in kept.method.modifiers:
-            own = replace(own, modifiers=own.modifiers - {"refit"})
-        final = train(experiments, kept)
+        kept = choose_heads(selector, thorough, own, budget if own.is_learned else None, setup.model)
+        own, final = kept.own, train(experiments, kept)
     pruner = keep_checkpoints(run, experiments, final, kept, learned)
     metrics = final if own.base != "dense" else experiments.post_hoc(kept.selection.values)
     cost = processes.in_first(lambda: export(run, pruner, data, kept.method, metrics.result))
@@ -399,28 +446,56 @@ def train_and_compare(
     plan, results = list(plan_of_run(own, budget, setup.end, kept.method)), Results(pruner=pruner, data=data, budgets=[budget])
     compares = setup.end.compare != "none"
     with progress.stage("comparison", sum(len(planned.stages) for planned in plan)) as shown:
-        results.rows += run_seed(experiments, selector, plan, results, shown)
+        results.rows += run_seed(experiments, selector, plan, results, shown, {kept.method: thorough})
     curve = [row.as_columns() for row in curve_of_run(experiments, selector, own, setup.end.curve if compares else [], results)]
     methods = [planned.method for planned in plan]
     if own.is_learned or compares:
         results.scores.append(score_columns(experiments, selector, results.rankings))
     seconds = experiments.dense().result["seconds"]
-    if processes.is_first():
-        described = describe_run(results, own, learned.result, kept, dense_seconds=seconds, wandb_mode=setup.wandb.mode)
-        described |= {} if latency is None else {"latency": latency}
-        described |= {} if cost is None else {"cost": cost_of_export(cost)}
-        described |= {"against_dense": against_dense(results, kept.method)}
-        run.withdraw()
-        run.join_logs()
-        write_run(run, results, own, kept.method, curve)
-        save_translations(run, results)
-        name, seeds, more = setup.run.name, [setup.run.seed], {"run": described}
-        write_tables(run, results, name=name, methods=methods, seeds=seeds, command=line.command, more=more)
-        show_run(stdout(), run, results, described)
-        mark_finished(run)
-        if wandb_logger is not None:
-            with lost_in_wandb():  # last, so that nothing else is lost
-                send_run(wandb_logger, run, results, described)
+    if not processes.is_first():
+        return
+    described = describe_run(results, own, learned.result, kept, dense_seconds=seconds, wandb_mode=setup.wandb.mode)
+    described |= {} if latency is None else {"latency": latency}
+    described |= {} if cost is None else {"cost": cost_of_export(cost)}
+    described |= {"against_dense": against_dense(results, kept.method)}
+    described |= {"budget_search": run.read_json(BUDGET_SEARCH)} if is_automatic else {}
+    run.withdraw()
+    run.join_logs()
+    write_run(run, results, own, kept.method, curve, described)
+    save_translations(run, results)
+    name, seeds, more = setup.run.name, [setup.run.seed], {"run": described}
+    write_tables(run, results, name=name, methods=methods, seeds=seeds, command=line.command, more=more)
+    show_run(stdout(), run, results, described)
+    mark_finished(run)
+    if wandb_logger is not None:
+        with lost_in_wandb():  # last, so that nothing else is lost
+            send_run(wandb_logger, run, results, described)
+
+
+def open_experiments(setup: Setup, asked: Sequence[PlanEntry], run: RunDirectory, *, first: bool) -> Experiments:
+    """Read the data, build the model and check the options against both.
+
+    Args:
+        setup: The options of the run.
+        asked: What the run is compared with.
+        run: The directory of the run.
+        first: Whether this is the first of the processes that share the directory.
+    """
+    checkpoint = checkpoint_of(setup.run, run, first)
+    data = open_data(setup, checkpoint)
+    setup = with_min_prune_steps(timed(setup, run, data), data)
+    if setup.model.budget == AUTO:
+        setup = setup.with_budget(0.25)  # until the dense model is trained
+    if setup.model.refit and setup.model.why_not_refitted:
+        say(f"the run continues without a refit: {setup.model.why_not_refitted}")
+    pruner = make_pruner(setup, data)
+    given = pruner.steering.budget
+    if given is not None:  # 0.25 and 18 of 72 heads are the same budget
+        setup = setup.with_budget(given.option(pruner.gates.kind_sizes()))
+    check_given_masks([planned.method for planned in asked], pruner.gates, [given or Budget(1, {})])
+    if setup.run.ckpt_path is not None:
+        check_checkpoint(setup.run.ckpt_path, pruner)
+    return Experiments(setup, data, cache=ExperimentCache(run.path / "experiments"), pruner=pruner)
 
 
 def prepare(experiments: Experiments, run: RunDirectory, resolved: str, *, first: bool) -> None:

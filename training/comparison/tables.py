@@ -37,6 +37,7 @@ from training.runs.stored import AGAIN, read_arrays, write_checksums
 from training.runs.tracking import code_version, machine, versions
 from training.scoring.subject import Batch, ScoringContext
 from training.stats.bootstrap import (
+    Difference,
     Metric,
     bleu_metric,
     majority_class,
@@ -47,6 +48,7 @@ from training.stats.bootstrap import (
 from training.stats.tables import Mask, agreement, compare_methods, rank_methods, summarise
 from training.stats.verdict import verdict
 from training.tasks import Classification, TokenClassification
+from training.tasks.base import Task
 from training.tasks.translation import paired_bootstrap, signatures
 from training.truth.compiler import NECESSARY
 from training.truth.tables import Functions, judged
@@ -222,7 +224,7 @@ def write_tables(
     budgets, table, predictions = results.budgets, results.table(), read_predictions(results)
     tokenize = results.data.options.bleu_tokenize if isinstance(results.data, TranslationData) else None
     summary = summarise(table, main_metric)
-    tests = compare_methods(table, predictions, metric_of(results), lower_is_better=lower)
+    tests = compare_methods(table, predictions, metric_of(pruner.task, results.data), lower_is_better=lower)
     quotas = {budget.total: gates.kind_index().tolist() for budget in budgets if budget.per_kind}
     by_kind = {budget.total: budget.pruned(gates.kind_sizes()) for budget in budgets if budget.per_kind}
     within = {budget.total: str(budget.time) for budget in budgets if budget.time is not None}
@@ -281,21 +283,30 @@ def against_dense(results: Results, kept: Method) -> dict[str, float]:
         return {}
     dense = next(row for row in results.rows if (row.method, row.stage) == ("dense", POST_HOC))
     final = next(row for row in results.rows if (row.method, row.stage) == (kept.name, RETRAINED))
-    arrays = [read_arrays(row.predictions, mend=AGAIN) for row in (final, dense)]
-    predictions = np.stack([np.asarray(own["test_prediction"]) for own in arrays])
-    values, replicates = resample_metric(predictions, np.asarray(arrays[0]["test_target"]), metric_of(results))
+    metric = metric_of(results.pruner.task, results.data)
+    values, replicates, found = compare_pair(final.predictions, dense.predictions, "test", metric)
     low, high = np.quantile(replicates[:, 0], [0.025, 0.975])
-    found = resampled_difference(float(values[0] - values[1]), replicates[:, 0] - replicates[:, 1])
     ends = {"difference": found.difference, "difference_low": found.low, "difference_high": found.high}
     return {"value": float(values[0]), "low": float(low), "high": float(high), **ends}
 
 
-def metric_of(results: Results) -> Metric:
+def compare_pair(one: Path, other: Path, split: str, metric: Metric) -> tuple[np.ndarray, np.ndarray, Difference]:
+    """Return the metric of two models ``[2]``, the same on resampled examples ``[resamples, 2]``, and their difference.
+
+    Args:
+        one, other: The files of their predictions.
+        split: The split, ``select`` or ``test``.
+        metric: The metric.
+    """
+    arrays = [read_arrays(path, mend=AGAIN) for path in (one, other)]
+    predictions = np.stack([np.asarray(own[f"{split}_prediction"]) for own in arrays])
+    values, replicates = resample_metric(predictions, np.asarray(arrays[0][f"{split}_target"]), metric)
+    return values, replicates, resampled_difference(float(values[0] - values[1]), replicates[:, 0] - replicates[:, 1])
+
+
+def metric_of(task: Task, data: TaskData | None) -> Metric:
     """Return the main metric of a task, as the bootstrap takes it."""
-    assert results.pruner is not None
-    if isinstance(results.data, TranslationData):
-        return bleu_metric(results.data.options.bleu_tokenize)
-    return results.pruner.task.main_metric
+    return bleu_metric(data.options.bleu_tokenize) if isinstance(data, TranslationData) else task.main_metric
 
 
 def read_predictions(results: Results) -> dict[str, dict[str, Any]]:

@@ -87,6 +87,13 @@ def sentences(described: Mapping[str, Any], metrics: Mapping[str, Any]) -> Itera
         metrics: All of ``metrics.json``.
     """
     main = metrics["main_metric"]
+    if search := described.get("budget_search"):
+        point = next(point for point in search["points"] if point["heads"] == search["budget"])
+        yield (
+            f"{search['budget']} is the smallest budget at which {search['method']} loses at most {search['max_loss']:g} "
+            f"{'points' if unit(main) else '%'} of {main} on the selection split: {point['loss']:.2f} (95 % interval "
+            f"{point['low']:.2f} to {point['high']:.2f})"
+        )
     if reached := described["selection"]:
         best = described["method"]
         others = ", ".join(f"{name} {number(main, value)}" for name, value in reached.items() if name != best)

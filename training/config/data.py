@@ -99,9 +99,20 @@ class Text(SentenceFiles, ClassificationOptions):
     """Sentences or pairs of sentences with a class, a number or a word, from local files or a dataset of the hub.
 
     A training file (``train_file``) without a kind of data implies ``--data Text``.
+
+    Args:
+        unlabelled: Whether the predictions of the fine-tuned model serve as labels, so that files need none. Metrics say how
+            often a pruned model agrees with it.
     """
 
     reader: ClassVar[str] = "training.data.text:TextData"
+
+    unlabelled: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.unlabelled and self.label_column is not None:
+            raise GateError(f"label_column is {self.label_column!r}, but unlabelled is true; give one of them")
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,9 @@ class Time(str):
 
 register_type(Time, serializer=str)
 
-GivenBudget = int | float | dict[str, int | float] | Time
+AUTO = "auto"
+"""The budget of the fewest heads that keep the quality of the dense model."""
+GivenBudget = int | float | dict[str, int | float] | Literal["auto"] | Time
 """A budget on a command line or in a configuration."""
 BudgetOption = GivenBudget | TimeLimit
 """A budget, with a limit by a latency table of the model in place of a time."""
@@ -90,7 +92,10 @@ class Gating:
         budget: heads to keep: a count (18), a fraction (0.25), or one of these per kind ({encoder: 10}). Then ``hard-concrete``
             gates pay a price for each expected open head, which is solved for after every step, so that their number is on
             its way from all heads to the budget. Or a time that one forward pass may take: 12ms, or 0.7x of the dense model's;
-            the price of a head is then by the milliseconds that it costs.
+            the price of a head is then by the milliseconds that it costs. Or ``auto``: the fewest heads that keep the quality
+            of the dense model to within ``max_loss``.
+        max_loss: With ``budget: auto``, what the model may lose on the selection split: points of the main metric, or percent
+            of it for perplexities. The end of the 95 % interval counts.
         latency_table: for a budget in time, the file that says how long the model takes with which heads, as
             ``python -m training latency`` writes it (default: measured when the run begins, and kept as RUN_DIR/latency.json).
         price: with ``budget: null``, where it must be given, lambda of Voita et al. 2019: the price of one expected open head,
@@ -117,6 +122,7 @@ class Gating:
     """
 
     budget: GivenBudget | None = 0.25
+    max_loss: float = 1.0
     latency_table: LocalPath | None = None
     price: PriceOption | None = None
     gate: GateFamily = "hard-concrete"
@@ -134,7 +140,7 @@ class Gating:
 
     def __post_init__(self) -> None:
         check_range(self, "minimum_per_layer", "gate_learning_rate", "init_spread", least=0)
-        check_range(self, "temperature", "anneal", above=0)
+        check_range(self, "temperature", "anneal", "max_loss", above=0)
         if self.init_spread is None:
             object.__setattr__(self, "init_spread", 1.0 if self.gate in TOP_K_FAMILIES else 0.0)
         for name, example in (("budget", 10), ("price", 0.01)):
@@ -146,11 +152,11 @@ class Gating:
             raise GateError(f"price is {prices}; expected numbers of at least 0, such as 0.01")
         if self.gate in TOP_K_FAMILIES and self.budget is None:
             raise GateError(f"{self.gate} gates need a budget, and it is null; give one, for example --model.budget 0.25")
-        if isinstance(self.budget, str):
-            parse_time(self.budget)  # raises
+        if self.is_timed:
+            parse_time(str(self.budget))  # raises
         if self.gate == "hard-concrete":
             return
-        if isinstance(self.budget, str | TimeLimit):
+        if self.is_timed or isinstance(self.budget, TimeLimit):
             raise GateError(
                 f"the budget is {self.budget}, but {self.gate} gates are not held to a time; use --model.gate hard-concrete, "
                 "or give a number of heads or a fraction"
@@ -158,6 +164,11 @@ class Gating:
         for name, unused in (("anneal", None), ("straight_through", False), ("straight_through_from", 1.0)):
             if (value := getattr(self, name)) != unused:
                 raise GateError(f"{name} is {value}, but {self.gate} gates do not use it; remove the option")
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the budget is a time, which needs a table to become a limit."""
+        return isinstance(self.budget, str) and self.budget != AUTO
 
 
 @dataclass(frozen=True)
@@ -191,8 +202,8 @@ class Phases:
     ramp: float = 0.6
     pipelined: bool | None = None
     swaps: float = 0.0
-    min_prune_steps: int = 0
-    refit: bool = False
+    min_prune_steps: int = 100
+    refit: bool = True
     keep: Literal["best", "learned"] = "best"
 
     def __post_init__(self) -> None:

@@ -66,11 +66,11 @@ class Setup:
 
     def within(self, table: LatencyTable) -> Setup:
         """Return the setup with a latency limit by the model's table in place of a budget in time."""
-        budget = self.model.budget
-        if not isinstance(budget, str):
-            return self
-        limited: dict[str, Any] = {"budget": TimeLimit.parse(budget, table)}  # which no command line says
-        return replace(self, model=replace(self.model, **limited))
+        return self.with_budget(TimeLimit.parse(str(self.model.budget), table)) if self.model.is_timed else self
+
+    def with_budget(self, budget: Any) -> Setup:
+        """Return the setup with another budget, of a kind that a command line may not have."""
+        return replace(self, model=replace(self.model, budget=budget))
 
     def check_scratch(self) -> None:
         """Raise :class:`GateError` if the length of training from scratch is unknown.

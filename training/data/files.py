@@ -18,7 +18,7 @@ import pandas as pd
 import pyarrow
 
 from gates.errors import GateError
-from training.config.data import SentenceFiles
+from training.config.data import SentenceFiles, Text
 
 FORMATS = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".jsonl": "json", ".parquet": "parquet"}
 TEXT_COLUMNS, LABEL_COLUMNS = ("sentence", "text"), ("label", "labels", "class")
@@ -105,6 +105,11 @@ def _read_columns(path: Path, columns: list[str] | None, quoting: bool | None) -
     return table
 
 
+def is_unlabelled(options: SentenceFiles) -> bool:
+    """Return whether the model's predictions serve as labels."""
+    return isinstance(options, Text) and options.unlabelled
+
+
 def choose_columns(split: str, columns: list[str], options: SentenceFiles) -> dict[str, str]:
     """Return the file's names of the columns ``text``, ``label`` and, if there is one, ``pair``.
 
@@ -112,7 +117,7 @@ def choose_columns(split: str, columns: list[str], options: SentenceFiles) -> di
     """
     wanted = {"text": options.text_column, "label": options.label_column, "pair": options.pair_column}
     found = {name: column for name, column in wanted.items() if column is not None}
-    usual = {"text": TEXT_COLUMNS, "label": LABEL_COLUMNS}
+    usual = {"text": TEXT_COLUMNS} if is_unlabelled(options) else {"text": TEXT_COLUMNS, "label": LABEL_COLUMNS}
     for name, names in usual.items():
         if name not in found:
             near = [column for column in columns if column.lower() in names and column not in found.values()]
@@ -122,7 +127,7 @@ def choose_columns(split: str, columns: list[str], options: SentenceFiles) -> di
                 found[name] = found["pair"]
     left = [column for column in columns if column not in found.values()]
     for name in usual:
-        if name not in found and len(left) == 1 and len(columns) == 2:
+        if name not in found and len(left) == 1 and len(columns) == len(usual):
             found[name] = left[0]
     listed = ", ".join(map(repr, columns))
     if missing := [column for column in found.values() if column not in columns]:
@@ -135,7 +140,7 @@ def choose_columns(split: str, columns: list[str], options: SentenceFiles) -> di
             f"the {split} split has one column in two roles ({', '.join(map(repr, found.values()))}); name different ones"
         )
     for name, what in {"text": "the sentence", "label": "the class"}.items():
-        if name not in found:
+        if name in usual and name not in found:
             raise GateError(
                 f"the {split} split has the columns {listed}, and it is not clear which one is {what}; give "
                 f"--data.{name}_column, or --data.columns if there is no header"

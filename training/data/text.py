@@ -7,18 +7,20 @@ from collections.abc import Mapping
 from typing import Any
 
 import datasets
+import torch
 from datasets import Dataset, DatasetDict
 from torch import Tensor
-from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
+from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
 
 from gates.errors import GateError
 from gates.export.checkpoint import check_known
 from training.config.data import POSITIVE, ClassificationOptions, Glue, Ratings, SentenceFiles, SentenceOptions, Text
 from training.config.data_base import HubSplits
 from training.data.base import TaskData, set_aside_rows, with_more_tests
-from training.data.files import check_label_headers, choose_columns, read_table, refuse_broken_quotes
+from training.data.files import check_label_headers, choose_columns, is_unlabelled, read_table, refuse_broken_quotes
 from training.data.labels import check_classes, check_numbers
 from training.runs.hashing import cache_of
+from training.runs.progress import track
 from training.tasks import Classification, Regression
 from training.tasks.loading import read_tokenizer
 
@@ -61,7 +63,9 @@ class SentenceData(TaskData):
         raw = self.load_splits()
         self._check_length(raw["train"].column_names)
         names = with_more_tests(raw)
-        found = {name: raw[name]["label"][:] for name in names}  # slicing reads the column at once
+        has_labels = "label" in raw["train"].column_names
+        # Slicing reads a column at once.
+        found = {name: raw[name]["label"][:] if has_labels else [""] * len(raw[name]) for name in names}
         numbers = self.numbers_of(found, stated_labels)
         self.splits = {name: self._encode(name, raw[name], numbers) for name in names}
         check_known(self.tokenizer, self.splits["train"]["input_ids"], repr(self.tokenizer.name_or_path))
@@ -84,7 +88,7 @@ class SentenceData(TaskData):
         def encoded(rows: dict[str, list[Any]]) -> dict[str, Any]:
             texts = [rows[column] for column in ("text", "pair") if column in rows]
             found = dict(tokenizer(*texts, truncation=True, max_length=limit, return_attention_mask=False))
-            found["labels"] = [numbers[label] for label in rows["label"]]
+            found["labels"] = [numbers[label] for label in rows.get("label", [""] * len(rows["text"]))]
             found["length"] = [len(ids) for ids in found["input_ids"]]
             return found
 
@@ -177,7 +181,7 @@ class SentenceReader(SentenceData):
         }
         for file in options.files.values():
             refuse_broken_quotes(file, options.quoting)
-        if options.columns is not None and options.check_header:
+        if options.columns is not None and options.check_header and not is_unlabelled(options):
             labels = {name: choose_columns(name, list(table.columns), options)["label"] for name, table in tables.items()}
             check_label_headers(tables, labels, options.files)
         return {name: Dataset.from_pandas(table, preserve_index=False) for name, table in tables.items()}
@@ -186,7 +190,7 @@ class SentenceReader(SentenceData):
         wanted = choose_columns(name, split.column_names, self.options)
         if split.num_rows == 0:
             raise GateError(f"the {name} split is empty; expected at least one example")
-        label = split.features[wanted["label"]]
+        label = split.features[wanted["label"]] if "label" in wanted else None
         names = label.names if isinstance(label, datasets.ClassLabel) else None
         called = self.options.split_names[name]  # outside `choose`, because `datasets` hashes all that the function refers to
 
@@ -195,7 +199,7 @@ class SentenceReader(SentenceData):
             for values in chosen.values():
                 if None in values:
                     row = {column: own[values.index(None)] for column, own in rows.items()}
-                    raise GateError(f"the {name} split has an example without {wanted['text']} or {wanted['label']}: {row}")
+                    raise GateError(f"the {name} split has an example without {' or '.join(wanted.values())}: {row}")
             if names is not None:
                 if hidden := [label for label in chosen["label"] if not 0 <= label < len(names)]:
                     raise GateError(f"the {name} split {called!r} has hidden labels ({hidden[0]}); choose another")
@@ -216,6 +220,28 @@ class TextData(SentenceReader, ClassificationData):
     """Single or paired sentences with a class each."""
 
     options: Text
+
+    def numbers_of(self, labels: Mapping[str, list[str]], stated_labels: list[str] | None) -> dict[str, float]:
+        if not self.options.unlabelled:
+            return super().numbers_of(labels, stated_labels)
+        if stated_labels is None:
+            raise GateError("unlabelled is true, but no fine-tuned model is there to label; give --model.backbone")
+        self.labels = stated_labels
+        return {"": 0}  # until label_by
+
+    @torch.no_grad()
+    def label_by(self, model: PreTrainedModel) -> None:
+        """Take the classes that a model predicts as labels, in evaluation mode on its device."""
+        for name, split in self.splits.items():
+            collate, found = self.collate(name), list[int]()
+            for start in track(range(0, len(split), self.options.eval_batch_size), f"labelling {name}"):
+                rows = split.select(range(start, min(start + self.options.eval_batch_size, len(split)))).to_list()
+                batch = {key: value.to(model.device) for key, value in collate(rows).items()}
+                found += model.eval()(**self.task.model_inputs(model, batch)).logits.argmax(-1).tolist()
+            self.splits[name] = split.remove_columns("labels").add_column("labels", found)
+        self.notices.append(
+            f"the labels are what the model predicts, so {self.options.metric} says how often a pruned model agrees with it"
+        )
 
 
 class RatingsData(SentenceReader):

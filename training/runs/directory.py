@@ -114,6 +114,7 @@ def _acquired(folder: Path, wait: float) -> FileLock:
 
 CONFIG = "config.yaml"  # a directory with this file is that of a run
 LATENCY = "latency.json"
+BUDGET_SEARCH = "budget.json"  # how the budget `auto` was found
 METRICS = "metrics.json"
 """The file that marks the tables as complete: written after them, and removed before they change."""
 UNFINISHED = "comparison.unfinished.csv"

@@ -13,11 +13,16 @@ from pytorch_lightning.utilities import rank_zero_only
 from rich.console import Console
 from torch import Tensor
 
+from gates.errors import GateError
 from training.config import RefitSearch
-from training.runs import progress
+from training.runs import processes, progress
 from training.runs.cost import Cost, measured
 from training.scoring.passes import refit
 from training.scoring.subject import ScoringContext
+
+
+class RefitError(GateError):
+    """Say why the weights of a model cannot be refitted: what it is built of, or no memory left for it."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,9 @@ def best_refit_(subject: ScoringContext, mask: Tensor, search: RefitSearch, dens
         mask: 0/1 ``[gates]``.
         search: The ridges and the data to fit on.
         dense: The parameters of the dense model by name, whose outputs are the aim.
+
+    Raises:
+        RefitError: If this model cannot be refitted.
     """
 
     def gain(quality: float) -> float:
@@ -64,7 +72,14 @@ def best_refit_(subject: ScoringContext, mask: Tensor, search: RefitSearch, dens
         unrefitted = reached = quality(subject, mask)
         for one in search.ridges:
             use_weights_(subject, start)
-            refit(subject, mask, dense, ridge=one, rows=search.rows, feed_forward=search.feed_forward)
+            try:
+                refit(subject, mask, dense, ridge=one, rows=search.rows, feed_forward=search.feed_forward)
+            except GateError as error:
+                raise RefitError(str(error)) from error
+            except torch.OutOfMemoryError as error:
+                if processes.world_size() > 1:  # the others would wait for this one
+                    raise
+                raise RefitError(f"{subject.device} has too little memory for a refit on {search.rows} rows") from error
             tried.append(quality(subject, mask))
             is_better = gain(tried[-1]) > gain(reached) or (ridge is None and gain(tried[-1]) == gain(reached) > -math.inf)
             if is_better:

@@ -221,13 +221,19 @@ class Classification(SentenceTask):
         metrics.update(logits, batch["labels"])
 
 
-def stated_labels(backbone: str | None, *, trust_remote_code: bool = False) -> list[str] | None:
-    """Return the class names that a fine-tuned checkpoint states, in its order; None for placeholders like LABEL_0."""
+def stated_labels(backbone: str | None, *, trust_remote_code: bool = False, placeholders: bool = False) -> list[str] | None:
+    """Return the class names that a fine-tuned checkpoint states, in its order.
+
+    Args:
+        backbone: The hub name or folder; None for a new model, which states none.
+        trust_remote_code: Whether code that comes with it may run.
+        placeholders: Whether to return placeholders like LABEL_0 too, in place of None.
+    """
     if backbone is None:
         return None
     config = read_config(backbone, trust_remote_code=trust_remote_code)
     names = [str(name) for _, name in sorted(config.id2label.items())]
-    return None if all(name == f"LABEL_{index}" for index, name in enumerate(names)) else names
+    return None if not placeholders and all(name == f"LABEL_{index}" for index, name in enumerate(names)) else names
 
 
 @dataclass

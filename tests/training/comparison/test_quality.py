@@ -1,0 +1,60 @@
+"""The fewest heads whose model keeps the dense model's quality."""
+
+import json
+
+import pytest
+import torch
+
+from gates.errors import GateError
+from tests.training.runs import make_data, make_setup, run_fit, write_config
+from training.analysis.model import setup_of
+from training.comparison import quality
+from training.comparison.cache import ExperimentCache
+from training.comparison.experiments import Experiments
+from training.comparison.methods import Method
+from training.comparison.quality import QualityPoint, fewest_heads
+from training.runs.directory import RunDirectory
+
+
+@pytest.fixture(scope="module")
+def experiments(tmp_path_factory):
+    setup = make_setup(finetune=1.0, learning_rate=1e-2)
+    return Experiments(setup, make_data(), cache=ExperimentCache(tmp_path_factory.mktemp("experiments")))
+
+
+@pytest.mark.parametrize("fewest", range(1, 8))
+def test_bisection_finds_the_fewest_heads_whose_interval_is_within_the_loss(monkeypatch, experiments, fewest):
+    def quality_at(experiments, selector, method, heads):
+        loss = 0.5 if heads >= fewest else 2.0
+        return QualityPoint(heads, 0.0, loss, loss - 0.1, loss + 0.4)
+
+    monkeypatch.setattr(quality, "quality_at", quality_at)
+    heads, points = fewest_heads(experiments, Method("obs"), 1.0)
+    assert heads == fewest
+    assert [point.heads for point in points] == sorted({point.heads for point in points})
+    assert len(points) <= 3
+    with pytest.raises(GateError, match=r"max_loss is 0.8, but obs with 7 of 8 heads may lose up to 0\.90"):
+        fewest_heads(experiments, Method("obs"), 0.8)
+
+
+def test_a_loss_is_that_of_the_selection_split_in_points(experiments):
+    """Of the mask alone, against metrics that the evaluation computed itself."""
+    heads, points = fewest_heads(experiments, Method("obs"), 100.0)
+    assert heads == 1
+    dense = experiments.post_hoc(torch.ones(8)).result["select_accuracy"]
+    for point in points:
+        assert point.loss == pytest.approx(100 * (dense - point.value))
+        assert point.low <= point.loss <= point.high
+
+
+@pytest.mark.integration
+def test_a_run_keeps_as_many_heads_as_its_loss_needs(tmp_path):
+    options = ["--run_dir", "run", "--model.budget", "auto", "--model.max_loss", "99", "--model.refit", "true"]
+    done = run_fit("--config", write_config(tmp_path), *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "1 is the smallest budget at which obs+refit loses at most 99 points of accuracy" in done.stdout
+    search = json.loads((tmp_path / "run" / "budget.json").read_text())
+    found = json.loads((tmp_path / "run" / "metrics.json").read_text())["run"]
+    assert (found["kept"], search["budget"], search["method"]) == (1, 1, "obs+refit")
+    assert (tmp_path / "run" / "plots" / "budget.png").is_file()
+    assert setup_of(RunDirectory.finished(tmp_path / "run")).model.budget == 1
