@@ -1,8 +1,8 @@
 """Time models in turn: latency tables by the heads left at each site, and the latency that a pruned model achieves.
 
 Variants take turns in one process, so that other work on the machine falls on all of them alike. For a table, the whole model
-is timed without some heads of all sites of one shape, in turn with the dense model. A site then saves what it saves in its
-place, with its share of overheads and caches. ZipLM (Kurtic et al. 2023) times attention by itself instead.
+is timed without some heads of all sites of one shape, in turn with the dense model. The saving of a site then includes its
+share of overheads and caches. ZipLM (Kurtic et al. 2023) times attention by itself instead.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from transformers import PreTrainedModel
 from gates.attention.inputs import resized
 from gates.attention.modes import evaluating
 from gates.attention.sites import AttentionSite, find_attention, site_labels
+from gates.errors import GateError
 from gates.export.cost import hardware
 from gates.gating.head_gates import HeadGates
-from gates.gating.latency import LatencyTable, SiteTimes, TimeLimit
+from gates.gating.latency import LatencyTable, SiteTimes, TimeLimit, parse_time
 from gates.options import Unit
 from gates.surgery.remove import check_removable, remove_heads_
 from training.runs import progress
@@ -80,11 +81,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Times:
-    """The times of variants that took turns.
-
-    Args:
-        of: The milliseconds of each turn by variant.
-    """
+    """The milliseconds of each turn, by variant."""
 
     of: Mapping[str, Sequence[float]]
 
@@ -124,8 +121,6 @@ def alternate(
 
     Args:
         what: The subject of the measurement, shown to the user.
-        variants: The pieces of work by name.
-        effort: The length of the measurement.
     """
     measure = stopwatch or stopwatch_of(device)
     taken: dict[str, list[float]] = {name: [] for name in variants}
@@ -206,6 +201,36 @@ def measure_table(
         inputs={name: list(tensor.shape) for name, tensor in inputs.items()},
         hardware=hardware(model.device),
     )
+
+
+def check_reachable(
+    budgets: Sequence[str],
+    model: PreTrainedModel,
+    inputs: Inputs,
+    unit: Unit,
+    context: Context = nullcontext,
+    effort: Effort = Effort(turns=MIN_TURNS, warm_up=1, seconds=0.0),
+) -> None:
+    """Raise :class:`GateError` for a time far below that of the model without heads, before a whole table is measured.
+
+    Args:
+        budgets: The budgets in time, such as ``12ms`` or ``0.7x``.
+        model: A dense model without attached gates, as for :func:`measure_table`.
+    """
+    gates = HeadGates(model, unit)
+    check_removable(gates.sites)
+    pruned = without_heads(model, torch.zeros(gates.heads), inputs)
+    work = {DENSE: _forward(model, inputs, context), "without heads": _forward(pruned, inputs, context)}
+    with evaluating(model):
+        times = alternate("the model without heads", work, model.device, effort)
+    dense, least = (times.milliseconds(name).median for name in work)
+    for text in budgets:
+        number, measure = parse_time(text)
+        if (number * dense if measure == "x" else number) < 0.8 * least:  # the table decides on nearer times
+            raise GateError(
+                f"the budget is {text}, but the model takes about {least:.3g} ms without any {unit} and {dense:.3g} ms with "
+                "all of them; give a time between these"
+            )
 
 
 def measure_achieved(
@@ -292,11 +317,6 @@ def site_times(milliseconds: Sequence[float], counts: Sequence[int], sites: int)
     """Return the times of one of several equal sites with 0, 1, ... open gates, from those of the whole model.
 
     Isotonic regression makes the times not fall. The dense model's time stays, because all others were in turn with it.
-
-    Args:
-        milliseconds: The times of the model with each of the counts at all these sites.
-        counts: The numbers of open gates, from 0 to all.
-        sites: The number of equal sites.
 
     >>> site_times([4.0, 8.0, 7.0, 10.0], [0, 1, 2, 3], sites=2)
     [0.0, 1.75, 1.75, 3.0]

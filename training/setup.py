@@ -12,11 +12,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities import rank_zero_only
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from rich.console import Console
+from transformers.utils import logging as transformers_logging
 
 from gates.errors import GateError
 from training.config import PrunerOptions, Setup
@@ -36,21 +38,17 @@ from training.tasks.encoder_decoder import check_longest
 from training.tasks.loading import base_model_name
 
 UNHELPFUL_WARNINGS = (
-    ".*does not have many workers.*",
-    ".*number of training batches.*",
-    ".*LeafSpec.*",
-    ".*will save all targets and predictions in the buffer.*",
-    ".*exists and is not empty.*",
+    ".*does not have many workers.*", ".*number of training batches.*", ".*LeafSpec.*",
+    ".*will save all targets and predictions in the buffer.*", ".*exists and is not empty.*",
     "Be aware that when using `ckpt_path`.*",
-)
+)  # fmt: skip
 
 
 def open_data(setup: Setup, checkpoint: str | None = None) -> TaskData:
-    """The data, read and encoded, in the order of the run's seed.
+    """Return the data, read and encoded, in the order of the run's seed.
 
     Args:
-        setup: of the run.
-        checkpoint: that the run goes on from, whose run may hold files of the data, such as a vocabulary.
+        checkpoint: The checkpoint to start from, whose run may hold files of the data, such as a vocabulary.
     """
     pl.seed_everything(setup.run.seed, workers=True, verbose=False)
     module, _, name = setup.data.reader.partition(":")
@@ -81,12 +79,7 @@ def open_data(setup: Setup, checkpoint: str | None = None) -> TaskData:
 
 
 def with_min_prune_steps(setup: Setup, data: TaskData) -> Setup:
-    """Return the setup with a prune phase that has the least number of steps; a limit on training batches has precedence.
-
-    Args:
-        setup: The setup of the run.
-        data: The data, built.
-    """
+    """Return the setup with a prune phase that has the least number of steps; a limit on training batches has precedence."""
     options, trainer = setup.model, setup.trainer
     if not options.prune or trainer.limit_train_batches is not None:
         return setup
@@ -96,7 +89,7 @@ def with_min_prune_steps(setup: Setup, data: TaskData) -> Setup:
 
 
 def check_limits(setup: Setup, data: TaskData) -> None:
-    """Raises :class:`GateError` for a share of a split's batches that is less than one batch, and for more batches between
+    """Raise :class:`GateError` for a share of a split's batches that is less than one batch, and for more batches between
     validations than the run has."""
     batches: dict[str, Callable[[], Sized]] = {
         "train": lambda: data.batches_of_run(
@@ -124,12 +117,10 @@ def check_limits(setup: Setup, data: TaskData) -> None:
 
 
 def make_pruner(setup: Setup, data: TaskData, options: PrunerOptions | None = None) -> HeadPruner:
-    """The module, built, with the weights of the run's seed.
+    """Return the built module with the weights of the run's seed.
 
     Args:
-        setup: of the run.
-        data: built.
-        options: of the module, in place of the setup's.
+        options: The options of the module, in place of the setup's.
     """
     pl.seed_everything(setup.run.seed, workers=True, verbose=False)
     pruner = HeadPruner(options or setup.model, seed=setup.run.seed)
@@ -144,8 +135,12 @@ def make_pruner(setup: Setup, data: TaskData, options: PrunerOptions | None = No
 def make_trainer(
     setup: Setup, *callbacks: pl.Callback, logger: Any = False, identity: str | None = None, **overrides: Any
 ) -> pl.Trainer:
-    """A trainer with the run's settings; it logs and writes checkpoints only if it is given what for. The identity is that of
-    what its checkpoints are of."""
+    """Return a trainer with the run's settings.
+
+    Args:
+        identity: The identity of the run or experiment, for its checkpoints.
+        overrides: Settings in place of the run's.
+    """
     weights = setup.weights
     averaging = [AverageWeights(weights.average_last, weights.average_every)] if weights.average_last > 1 else []
     apple = setup.trainer.accelerator == "auto" and torch.backends.mps.is_available() and not torch.cuda.is_available()
@@ -163,12 +158,12 @@ def make_trainer(
                 "use_distributed_sampler": False,  # and shares the examples out
                 "num_sanity_val_steps": 0,
                 "enable_model_summary": False,
-                "inference_mode": False,  # metrics and masks go on to be changed outside of it
+                "inference_mode": False,  # metrics and masks are changed later
                 "plugins": [*plugins, WholeCheckpoints(identity), processes.environment_of(world)],
                 "logger": logger,
                 "callbacks": [*averaging, *callbacks, StageProgress()],
                 "enable_checkpointing": False,  # LastGoodCheckpoint does it
-                "enable_progress_bar": False,  # StageProgress shows what is done
+                "enable_progress_bar": False,  # StageProgress shows progress
             }
         )
     if world is None and trainer.world_size == 1 and not is_first_process(os.environ):
@@ -184,10 +179,9 @@ def make_trainer(
 
 
 def start_launched(setup: Setup, resolved: str) -> None:
-    """Let the processes that a launcher started meet, so that one of them decides for all from the beginning.
+    """Connect the processes that a launcher started, so that one of them decides for all from the beginning.
 
     Args:
-        setup: The options of the run or comparison.
         resolved: All options, as YAML.
 
     Raises:
@@ -201,7 +195,7 @@ def start_launched(setup: Setup, resolved: str) -> None:
 
 @contextmanager
 def mended_settings() -> Iterator[None]:
-    """Lightning's complaints about trainer settings as one sentence."""
+    """Turn Lightning's errors about trainer settings into one sentence."""
     try:
         yield
     except (MisconfigurationException, ValueError, TypeError, ImportError) as error:
@@ -209,10 +203,7 @@ def mended_settings() -> Iterator[None]:
 
 
 def quiet_libraries() -> None:
-    """Hints and progress bars that say nothing about this run."""
-    import datasets
-    from transformers.utils import logging as transformers_logging
-
+    """Hide hints and progress bars of libraries."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     datasets.disable_progress_bars()

@@ -6,6 +6,7 @@ import functools
 import importlib
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 from dataclasses import dataclass
@@ -56,17 +57,29 @@ class Moment:
         setattr(owner, name, stopping)
 
 
-def fit(arguments: list[str], folder: Path, moment: Moment | None = None, sign: int = signal.SIGKILL) -> tuple[int, str]:
-    """``training.fit`` in a folder, stopped at a moment; its exit code (negative for a signal), and what it said of it."""
+def fit(
+    arguments: list[str],
+    folder: Path,
+    moment: Moment | None = None,
+    sign: int = signal.SIGKILL,
+    *,
+    file_size: int = resource.RLIM_INFINITY,
+) -> tuple[int, str]:
+    """Run ``fit`` in a folder and stop it at a moment; return its exit code (negative for a signal) and standard error.
+
+    Args:
+        file_size: The largest size of a file in bytes. The system refuses more, as on a full disk.
+    """
     errors = folder / "stderr.txt"
-    process = PROCESSES.Process(target=_fit, args=(arguments, folder, errors, moment, sign))
+    process = PROCESSES.Process(target=_fit, args=(arguments, folder, errors, moment, sign, file_size))
     process.start()
     process.join(LONGEST)
     assert process.exitcode is not None, "the run hangs"
     return process.exitcode, errors.read_text()
 
 
-def _fit(arguments: list[str], folder: Path, errors: Path, moment: Moment | None, sign: int) -> None:
+def _fit(arguments: list[str], folder: Path, errors: Path, moment: Moment | None, sign: int, file_size: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
     os.chdir(folder)
     os.environ.pop("WANDB_SERVICE", None)  # that of the tests' own process, which would outlive this one
     for number, path in ((1, os.devnull), (2, errors)):

@@ -6,10 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from gates.export.cost import hardware, wait_for
 from tests.training.runs import make_data
 from training.config.run import TrainerOptions
-from training.latency import stopwatch_of
 from training.runs.cost import measured
 from training.setup import make_trainer
 
@@ -36,18 +34,11 @@ class Cuda:
         self.init()
         self.calls.append(("synchronize", self.index(device)))
 
-    def get_device_name(self, device=None):
-        return f"GPU {self.index(device)}"
-
     def device(self, device):
         return _Current(self, self.index(device))
 
     def index(self, device):
         return self.current if device is None or device.index is None else device.index
-
-    def Event(self, enable_timing):  # noqa: N802
-        self.calls.append(("event", self.current))
-        return SimpleNamespace(record=lambda: None, synchronize=lambda: None, elapsed_time=lambda end: 1.0)
 
 
 class _Current:
@@ -64,15 +55,7 @@ class _Current:
 @pytest.fixture
 def cuda(monkeypatch):
     found = Cuda()
-    for name in (
-        "init",
-        "reset_peak_memory_stats",
-        "max_memory_allocated",
-        "synchronize",
-        "get_device_name",
-        "device",
-        "Event",
-    ):
+    for name in ("init", "reset_peak_memory_stats", "max_memory_allocated", "synchronize", "device"):
         monkeypatch.setattr(torch.cuda, name, getattr(found, name))
     return found
 
@@ -83,23 +66,6 @@ def test_the_peak_of_a_gpu_is_measured_before_anything_has_used_it(cuda, device,
         assert cuda.calls == [("reset", index)]
     assert meter.cost.peak_memory_mb == (3.0, 5.0)[index]
     assert cuda.calls == [("reset", index), ("synchronize", index)]
-
-
-def test_events_are_made_on_the_device_that_is_timed(cuda):
-    assert stopwatch_of(torch.device("cuda:1"))(lambda: cuda.calls.append(("work", cuda.current))) == 1.0
-    assert cuda.calls[1:] == [("event", 1), ("event", 1), ("work", 1)]
-    assert cuda.current == 0
-
-
-def test_apples_gpus_are_waited_for_and_named(cuda, monkeypatch):
-    calls = []
-    monkeypatch.setattr(torch.mps, "synchronize", lambda: calls.append("mps"))
-    for device in ("cpu", "mps", "cuda:1"):
-        wait_for(torch.device(device))
-    assert (calls, cuda.calls) == (["mps"], [("synchronize", 1)])
-    assert "thread" in hardware(torch.device("cpu"))
-    assert hardware(torch.device("mps")).endswith("its GPU (MPS)")
-    assert hardware(torch.device("cuda:1")) == "GPU 1"
 
 
 def test_auto_is_the_cpu_where_lightning_would_take_mps(monkeypatch):

@@ -3,30 +3,23 @@
 import itertools
 import math
 
-import numpy as np
 import pytest
 import torch
 
 from gates.attention.sites import find_attention, matched_sites
 from gates.errors import GateError
-from gates.gating.head_gates import HeadGates
 from gates.gating.latency import TimeLimit
 from tests.models import build, inputs
 from training import latency
 from training.latency import (
-    MAX_COUNTS,
     MIN_TURNS,
     Effort,
     Spread,
     Times,
     alternate,
-    counts_of,
     inputs_shaped,
-    kinds_of_sites,
     measure_achieved,
     measure_table,
-    order_of,
-    site_times,
     without_heads,
 )
 
@@ -51,11 +44,6 @@ def test_variants_take_turns_in_changing_order_after_a_warm_up():
     assert times.of == {"a": [7.0, 12.0, 13.0], "b": [8.0, 11.0, 14.0], "c": [9.0, 10.0, 15.0]}  # warm-up calls are left out
 
 
-def test_no_variant_always_follows_the_same_one():
-    followers = {(a, b) for turn in range(2) for a, b in itertools.pairwise(order_of("abc", turn))}
-    assert followers == {("a", "b"), ("b", "c"), ("c", "b"), ("b", "a")}
-
-
 @pytest.mark.parametrize(("seconds", "turns"), [(100.0, 30), (2.5, MIN_TURNS + 2), (0.0, MIN_TURNS)])
 def test_it_ends_when_the_time_is_up_but_not_before_there_are_quartiles(seconds, turns):
     """The clock is looked at once at the start, and before each turn once there are enough of them."""
@@ -64,26 +52,12 @@ def test_it_ends_when_the_time_is_up_but_not_before_there_are_quartiles(seconds,
     assert len(calls) == 3 * turns
 
 
-@pytest.mark.parametrize("count", [1, 2, 5, 30])
-def test_median_and_quartiles_are_those_of_numpy(count):
-    values = np.random.default_rng(count).exponential(size=count).tolist()
-    spread = Spread.of(values)
-    assert spread.median == pytest.approx(np.median(values))
-    assert (spread.low, spread.high) == pytest.approx(tuple(np.percentile(values, [25, 75])))
-
-
 def test_ratios_are_taken_within_turns():
     """A machine that is ten times slower in the second half changes the times, and no ratio."""
     plain = [1.0, 1.0, 1.0, 10.0, 10.0, 10.0]
     times = Times({"plain": plain, "gated": [1.5 * value for value in plain]})
     assert times.ratio("gated", "plain") == Spread(1.5, 1.5, 1.5)
     assert times.milliseconds("plain").high == pytest.approx(10)
-
-
-def test_a_cpu_is_timed_by_the_wall_clock(monkeypatch):
-    went = itertools.count(0, 2)
-    monkeypatch.setattr("training.latency.time.perf_counter", lambda: next(went))
-    assert alternate("a", {"a": int}, CPU, Effort(turns=2, warm_up=0)).of["a"] == [2000.0] * 2
 
 
 COSTS = {"encoder": 1.0, "decoder": 2.0, "cross": 0.5}
@@ -149,26 +123,6 @@ def test_a_copy_without_heads_shares_what_is_no_attention_and_leaves_the_model()
     assert id(model.get_input_embeddings().weight) in shared
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert [site.heads for site in find_attention(model)] == [4, 4]
-
-
-def test_sites_of_one_shape_are_measured_together():
-    assert len(kinds_of_sites(HeadGates(build("bert")))) == 1
-    kinds = kinds_of_sites(HeadGates(build("bart")))
-    sites = find_attention(build("bart"))
-    assert [{sites[index].kind for index in members} for members in kinds.values()] == [{"encoder"}, {"decoder"}, {"cross"}]
-
-
-@pytest.mark.parametrize("size", [1, 4, 12, MAX_COUNTS, 33, 64])
-def test_counts_go_from_none_to_all(size):
-    counts = counts_of(size)
-    assert (counts[0], counts[-1]) == (0, size)
-    assert counts == sorted(set(counts))
-    assert len(counts) == min(size, MAX_COUNTS) + 1
-
-
-def test_noise_is_smoothed_without_moving_the_dense_model():
-    assert site_times([2.0, 4.0, 3.0, 8.0, 6.0], [0, 1, 2, 3, 4], sites=1) == pytest.approx([0, 1.5, 1.5, 4, 4])
-    assert site_times([0.0, 4.0, 8.0], [0, 2, 4], sites=2) == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
 def test_inputs_are_brought_to_the_shapes_of_the_table():

@@ -20,14 +20,7 @@ from training.runs.processes import environment_of
 from training.setup import make_trainer
 
 MEETING = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-TORCHRUN = {
-    "TORCHELASTIC_RUN_ID": "none",
-    "RANK": "3",
-    "LOCAL_RANK": "1",
-    "WORLD_SIZE": "4",
-    "LOCAL_WORLD_SIZE": "2",
-    **MEETING,
-}
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"} | MEETING
 ALONE = {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}
 DEEPSPEED = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_SIZE": "2", **MEETING}
 KUBEFLOW = {"RANK": "1", "WORLD_SIZE": "2", **MEETING}
@@ -56,9 +49,7 @@ def environment(monkeypatch):
         (SRUN | {"SLURM_NNODES": "4", "SLURM_STEP_NUM_NODES": "2"}, ("srun", 4, 2, 2)),
         (SRUN | {"PMI_SIZE": "4", "PMI_RANK": "2"}, ("srun", 4, 2, 4)),
         (JSRUN, ("jsrun", 4, 2, 2)),
-        (JSRUN | {"OMPI_COMM_WORLD_SIZE": "4"}, ("jsrun", 4, 2, 2)),
         (BATCH | {"SLURM_NTASKS": "1"}, None),
-        (SRUN | {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, None),
         (SRUN | {"SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_JOB_NAME": "bash"}, None),  # srun --pty bash
         (BATCH | {"SLURM_JOB_NAME": "interactive"}, None),  # a shell of salloc
         ({"SLURM_JOB_ID": "1234", "SLURM_PROCID": "0"}, None),  # no --ntasks
@@ -76,28 +67,19 @@ def test_every_launcher_says_which_processes_there_are(environment, expected):
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        (
-            TORCHRUN | {"RANK": "4"},
-            "^this process has the number 4, but torchrun started 4 processes; expected 0 to 3; start all",
-        ),
+        (TORCHRUN | {"RANK": "4"}, "^this process has the number 4, but torchrun started 4 processes; expected 0 to 3"),
         (SRUN | {"SLURM_PROCID": "9"}, "^this process has the number 9, but srun started 4 processes"),
-        (JSRUN | {"JSM_NAMESPACE_RANK": "4"}, "^this process has the number 4, but jsrun started 4 processes"),
         (KUBEFLOW | {"WORLD_SIZE": "1"}, r"^this process has the number 1, but a launcher \(RANK and WORLD_SIZE\) started 1"),
         (TORCHRUN | {"LOCAL_RANK": "2"}, "^LOCAL_RANK is 2, but torchrun started 2 processes on each machine; expected 0 to 1"),
         (BATCH, r"^the job has 4 tasks \(SLURM_NTASKS\), but srun did not start this process; put srun before"),
         (SRUN | {"SLURM_JOB_NAME": "bash"}, "^srun started 4 tasks in a job called 'bash'"),
         (SRUN | {"SLURM_NNODES": "2", "SLURM_TASKS_PER_NODE": "3,1"}, "^srun started 4 processes, not equally many on each"),
-        (SRUN | {"SLURM_NNODES": "3"}, "^srun started 4 processes, not equally many on each"),
         (SRUN | {"SLURM_PROCID": "x"}, "^the environment variable SLURM_PROCID is 'x'; expected a whole number"),
         (TORCHRUN | {"WORLD_SIZE": "5"}, "^torchrun started 5 processes, not equally many"),
         (TORCHRUN | {"WORLD_SIZE": "0"}, "^the environment variable WORLD_SIZE is '0'"),
-        (
-            {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", **MEETING},
-            "but not how many on each machine; set LOCAL_WORLD_SIZE",
-        ),
+        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", **MEETING}, "set LOCAL_WORLD_SIZE"),
         ({"RANK": "0", "WORLD_SIZE": "2"}, "without MASTER_ADDR or MASTER_PORT; set both"),
         ({"OMPI_COMM_WORLD_SIZE": "2"}, r"^mpirun started 2 processes \(OMPI_COMM_WORLD_SIZE\)"),
-        ({"PMI_SIZE": "2"}, r"^mpirun started 2 processes \(PMI_SIZE\)"),
         (BATCH | {"OMPI_COMM_WORLD_SIZE": "4"}, "^mpirun started 4 processes"),
     ],
 )
@@ -125,7 +107,6 @@ def test_devices_and_machines_follow_the_launcher(devices):
     ("options", "message"),
     [
         ({"devices": 1}, r"^--trainer.devices is 1, but torchrun started 4 processes \(processes on each machine: 2\); remove"),
-        ({"devices": [0]}, r"^--trainer.devices is \[0\]"),
         ({"devices": 4}, "^--trainer.devices is 4"),
         ({"num_nodes": 3}, r"^--trainer.num_nodes is 3, but torchrun started 4 processes \(machines: 2\)"),
     ],

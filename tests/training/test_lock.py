@@ -1,7 +1,6 @@
 """One command at a time writes into a run directory."""
 
 import shutil
-import signal
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -13,7 +12,6 @@ from filelock import FileLock
 
 from gates.errors import GateError
 from tests.training.runs import write_config
-from tests.training.stops import Moment, fit
 from training.commands.table import run_command
 from training.config import RunOptions
 from training.runs.directory import LOCK, is_abandoned, locked_directory, only_writer, refuse_busy, writing_to
@@ -97,8 +95,6 @@ def test_an_output_within_a_run_is_locked_with_it(hold, tmp_path):
 COMMANDS = {
     "a new run": ["fit", "--config", "{config}", "--run_dir", "new"],
     "fit, resumed": ["fit", "--config", "{config}", "--run_dir", "{run}", "--existing", "resume"],
-    "fit, overwriting": ["fit", "--config", "{config}", "--run_dir", "{run}", "--existing", "overwrite"],
-    "compare": ["compare", "--config", "{config}", "--run_dir", "new"],
     "report": ["report", "{run}", "--output", "{run}/report.html"],
     "export": ["export", "{run}", "--format", "masked", "--output", "{run}/masked", "--measure", "[]"],
     "analyze": ["analyze", "{run}", "--run_dir", "new"],
@@ -130,12 +126,3 @@ def test_every_command_that_writes_there_ends_with_one_sentence(name, hold, full
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
     if (tmp_path / "new").exists():
         assert [path.name for path in (tmp_path / "new").iterdir()] == [LOCK]
-
-
-@pytest.mark.nightly
-def test_a_run_that_was_killed_is_resumed_at_once(tmp_path):
-    given = ["--config", write_config(tmp_path), "--run_dir", "run"]
-    moment = Moment("training.pruner.module:HeadPruner.optimizer_step", 2)
-    assert fit(given, tmp_path, moment)[0] == -signal.SIGKILL
-    assert (tmp_path / "run" / LOCK).is_file()
-    refuse_busy(tmp_path / "run")

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from training.runs import progress
 from training.runs.launched import VARIABLES
-from training.runs.progress import Display, LiveBars, PlainLines
+from training.runs.progress import LiveBars, PlainLines
 
 
 class Clock:
@@ -78,13 +78,6 @@ def test_what_was_done_before_does_not_count_as_fast(lines, clock):
     assert stage.text == "finetune 95/100"
 
 
-def test_a_total_is_never_exceeded(lines):
-    stage = lines.begin("swaps", 6.0, 0)
-    stage.advance(8.5)
-    assert stage.text == "swaps 6/6"
-    assert stage.left() == 0
-
-
 def test_a_failure_ends_stages_without_a_word(lines, clock, monkeypatch):
     monkeypatch.setattr(progress, "_fitting_display", lambda: lines)
 
@@ -98,32 +91,6 @@ def test_a_failure_ends_stages_without_a_word(lines, clock, monkeypatch):
         fails()
     assert said(lines) == ["prune 0/3"]
     assert lines.stages == []
-
-
-def test_facts_are_looked_at_only_when_they_are_shown(lines, clock):
-    stage, asked = lines.begin("prune", 10, 0), []
-    for _ in range(5):
-        stage.advance(facts=lambda: asked.append(1) or "loss 1")
-    assert asked == []
-    clock.now += 30
-    stage.advance(facts=lambda: asked.append(1) or "loss 1")
-    assert asked == [1]
-    hidden = Display(clock).begin("prune", 10, 0)
-    hidden.advance(facts=lambda: 1 / 0)
-
-
-def test_items_are_named_while_they_are_worked_on(lines, clock, monkeypatch):
-    monkeypatch.setattr(progress, "_fitting_display", lambda: lines)
-    with progress.displayed():
-        for _ in progress.track(["bert", "gpt2"], "architectures", name_of=str.upper):
-            clock.now += 40
-            progress.begin("export").end()
-    assert said(lines) == [
-        "architectures 0/2",
-        "architectures 1/2: BERT; export",
-        "architectures 2/2: GPT2; export, about 80 s",
-        "architectures 2/2, took 80 s",
-    ]
 
 
 def test_a_pipe_gets_no_control_characters(capfd):

@@ -1,7 +1,6 @@
 """Runs that are stopped, at any moment of their life, and go on."""
 
 import shlex
-import shutil
 import signal
 
 import pandas as pd
@@ -11,7 +10,6 @@ import torch
 from tests.training.runs import write_config
 from tests.training.stops import Moment, fit
 from tests.training.test_fit import MEASURED, assert_same_tables
-from training.fit import main
 
 MODULE = "training.pruner.module:HeadPruner"
 RUN = "training.comparison.run"
@@ -96,7 +94,7 @@ OTHERS = {
     "checkpoints at validations": (["--save_every", "6"], [(STEP, 8), (STEP, 8), END]),
     "averages": (["--save_every", "2", "--average_last", "2", "--average_every", "2"], [(STEP, 6), (STEP, 13)]),
     "a search": (["--save_every", "5", "--model.swaps", "6"], [(STEP, 14), END]),
-    "a refit": (["--save_every", "5", "--model.refit", "true"], [(STEP, 10), (STEP, 9), END]),
+    "a refit": (["--save_every", "5", "--model.refit", "true"], [(STEP, 10), END]),
     "a dense model that ends early": ([*ALONE, "--save_every", "6", "--patience", "1"], [(STEP, 8), END]),
 }
 """Other kinds of runs, and the calls of functions before which they are stopped."""
@@ -123,15 +121,6 @@ def test_every_kind_of_run_ends_as_an_unbroken_one(name, tmp_path):
 
 
 @pytest.mark.nightly
-def test_a_finished_run_is_not_touched(unbroken, tmp_path, capsys):
-    run = shutil.copytree(unbroken, tmp_path / "run")
-    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    assert main(arguments_in(tmp_path, "--run_dir", str(run), "--existing", "resume")) == 0
-    assert f"the run in {str(run)!r} is finished; nothing is to be resumed" in capsys.readouterr().out
-    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
-
-
-@pytest.mark.nightly
 def test_the_advice_names_a_directory_that_nobody_has_named(tmp_path):
     """Which would not be the default one a second time."""
     (tmp_path / "runs" / "tiny").mkdir(parents=True)
@@ -143,19 +132,3 @@ def test_the_advice_names_a_directory_that_nobody_has_named(tmp_path):
         130,
         "stopped; go on with --existing resume\n",
     )
-
-
-@pytest.mark.nightly
-def test_a_run_that_is_overwritten_is_never_half_of_two(unbroken, tmp_path):
-    """Stopped while the old one is removed, it can be started again; nothing of the old one goes into it."""
-    shutil.copytree(unbroken, tmp_path / "run")
-    given = arguments_in(tmp_path, "--run_dir", "run", "--existing", "overwrite", "--seed", "5")
-    code, said = fit(given, tmp_path, Moment("shutil:rmtree", 2), signal.SIGINT)
-    assert (code, said) == (130, "stopped; nothing was written; start again\n")
-    assert (tmp_path / "run" / "config.yaml").read_text() == (unbroken / "config.yaml").read_text()
-    code, said = fit(given, tmp_path, Moment(STEP, 3), signal.SIGINT)
-    assert (code, said) == (130, "stopped; go on with --existing resume\n")
-    left = {path.name for path in (tmp_path / "run").iterdir()}
-    assert not list((tmp_path / "run" / "experiments").glob("[!.]*"))
-    assert not left & {"export", "comparison.csv", "metrics-before-resuming.csv", "finished.json"}
-    assert not list((tmp_path / "run" / "checkpoints").iterdir())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import shlex
+import sys
 from argparse import ArgumentError
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -60,9 +60,7 @@ KIND_OF_FILES = {"--data.train_source": "ParallelText", "--data.train_file": "Te
 def with_config(given: Sequence[str]) -> list[str]:
     """Return a command line with its defaults: the configuration for the options, and the kind of data.
 
-    Configurations come first, so that an option overrides them wherever it stands. Without ``--config`` the configuration is
-    ``translation.yaml`` for parallel text, the one of :data:`OF_KINDS` for a named kind of data, ``text.yaml`` for a model or
-    text of one's own, and otherwise the embedded ``default.yaml``.
+    Configurations come first, so that an option overrides them wherever it stands.
     """
     names = [argument.split("=")[0] for argument in given]
     if "--config" not in names:
@@ -78,7 +76,11 @@ def with_config(given: Sequence[str]) -> list[str]:
 
 
 def default_config(names: Sequence[str] = (), kind: str = "") -> Path:
-    """Return the configuration for these options and this kind of data, in a checkout or an installed copy."""
+    """Return the configuration for these options and this kind of data, in a checkout or an installed copy.
+
+    A named kind of data has the one of :data:`OF_KINDS`. Parallel text has ``translation.yaml``, and a model or text of the
+    user ``text.yaml``. All else has the embedded ``default.yaml``.
+    """
     name = "default.yaml"
     if kind in OF_KINDS:
         name = OF_KINDS[kind]
@@ -167,9 +169,9 @@ RUN_ONLY_OPTIONS = ("seed", "existing", "ckpt_path", "compare", "retrained", "cu
 LIST_METHODS = "Show every method with its source, and end."
 
 
-def build_parser(prog: str = "python -m training.fit", groups: Sequence[tuple[type, str]] = ()) -> ArgumentParser:
+def build_parser(groups: Sequence[tuple[type, str]] = ()) -> ArgumentParser:
     """Return the parser of the options of a run, and of further groups with their prefixes."""
-    parser = ArgumentParser(prog=prog)
+    parser = ArgumentParser()
     parser.add_argument("--config", action=ActionConfigFile, help="YAML file; see the folder configs.")
     for group, prefix in GROUPS:
         parser.add_class_arguments(group, prefix.removesuffix(".") or None)
@@ -181,14 +183,14 @@ def build_parser(prog: str = "python -m training.fit", groups: Sequence[tuple[ty
 
 def build_comparison_parser() -> ArgumentParser:
     """Return the parser of a comparison."""
-    parser = build_parser("python -m training compare", COMPARISON_GROUPS)
+    parser = build_parser(COMPARISON_GROUPS)
     parser.add_argument("--list_methods", action="store_true", help=LIST_METHODS)
     return parser
 
 
 def build_latency_parser() -> ArgumentParser:
     """Return the parser of a latency table."""
-    return build_parser("python -m training latency", [(LatencyOptions, "")])
+    return build_parser([(LatencyOptions, "")])
 
 
 def data_options(kinds: Collection[type] = tuple(KINDS.values())) -> set[str]:
@@ -233,11 +235,7 @@ def split_at_dashes(arguments: Sequence[str]) -> tuple[tuple[str, ...], tuple[st
 
 
 def parse(parser: ArgumentParser, arguments: Sequence[str], *, also: Collection[str] = ()) -> Any:
-    """Return the options that the arguments state.
-
-    Args:
-        also: Options that the parser takes although it does not list them.
-    """
+    """Return the options that the arguments state. The parser takes those of ``also`` although it does not list them."""
     if unreadable := [argument for argument in arguments if not is_text(argument)]:
         raise GateError(f"the command line has {unreadable[0]!r}, which is not UTF-8 text; write or rename it as UTF-8")
     check_spelling(arguments, parser, also)
@@ -296,7 +294,7 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
 
 
 def complaint_of(error: ArgumentError, parser: ArgumentParser) -> str:
-    """Return the parser's complaint in one sentence: which option, which value, what was expected."""
+    """Return the parser's error in one sentence with the option, its value and the expected values."""
     text = " ".join(str(error).split())
     known = options_of(parser) | data_options()
     required = re.search(r"(?:arguments are required: |Key \")([\w., -]+)", text)
@@ -337,13 +335,7 @@ def _no_such_option(option: str, prefix: str, kind_of_data: re.Match[str] | None
 
 
 def _wanted(parser: ArgumentParser, name: str, kind_of_data: str) -> str:
-    """Return what a value of an option looks like, in words; empty for an unknown option.
-
-    Args:
-        parser: The parser of the option.
-        name: The name without dashes.
-        kind_of_data: The kind of data whose option it is, because kinds share names; empty if none is named.
-    """
+    """Return the form of an option's value in words, for the named kind of data if any; empty for an unknown option."""
     hint = hints_of(parser, [KINDS[kind_of_data]] if kind_of_data in KINDS else KINDS.values()).get(name)
     if hint is None:
         return ""
@@ -355,6 +347,9 @@ def _wanted(parser: ArgumentParser, name: str, kind_of_data: str) -> str:
     return f"{', '.join(words)} or {last}" if words else last
 
 
-def shown(program: Sequence[str], given: Sequence[str]) -> str:
-    """Return a command as it is typed in a shell."""
-    return shlex.join([*program, *given])
+def called_as(command: str = "") -> str:
+    """Return a command by the name that the program was called by, such as ``head-gates fit``."""
+    file = Path(sys.argv[0])
+    if file.parent.name == "training" and file.name in ("__main__.py", "fit.py"):
+        return "python -m training.fit" if command == "fit" else f"python -m training {command}".strip()
+    return f"head-gates {command}".strip()

@@ -6,12 +6,14 @@ import dataclasses
 import re
 import shutil
 import textwrap
+from argparse import Action
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, replace
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from docstring_parser import parse
+from jsonargparse import ArgumentParser
 
 from training.config.data import KINDS
 from training.config.model import Time
@@ -43,12 +45,13 @@ IN_ORDER_OF_USE: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Option:
-    """An option in the help."""
+    """An option in the help, or an argument without a name."""
 
     name: str
     kind: str
     text: str
     default: str = ""
+    has_name: bool = True
 
 
 FURTHER = {
@@ -89,11 +92,40 @@ def kind_of(hint: Any) -> str:
 def default_of(field: dataclasses.Field[Any]) -> str:
     """Return a field's default as it is typed on a command line."""
     value = field.default_factory() if field.default_factory is not MISSING else field.default
-    if value is MISSING:
-        return ""
+    return "" if value is MISSING else _as_typed(value)
+
+
+def _as_typed(value: Any) -> str:
     if value is None or value == "":
         return "none"
     return str(value).lower() if isinstance(value, bool) else str(value).replace("'", "")
+
+
+def help_of_parser(command: str, parser: ArgumentParser) -> str:
+    """Return the help of a command that does not train."""
+    options = [_option_of(action) for action in parser._actions if action.dest != "help"]
+    arguments = [option.kind for option in options if not option.has_name]
+    parts = [f"usage: {' '.join([command, *arguments, '[OPTIONS]'])}", str(parser.description)]
+    parts += ["\n".join(map(_entry, options)), *([parser.epilog] if parser.epilog else [])]
+    width = min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns)
+    return "\n\n".join("\n".join(line for one in part.split("\n") for line in _wrapped(one, width)) for part in parts)
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    return [line] if line.startswith(" ") else textwrap.wrap(line, width, break_on_hyphens=False, break_long_words=False)
+
+
+def _option_of(action: Action) -> Option:
+    hint = getattr(action, "_typehint", None) or action.type
+    has_name = bool(action.option_strings)
+    named = (
+        isinstance(action.metavar, str) and action.metavar[0].isalpha()
+    )  # jsonargparse names choices and lists in its own way
+    kind = str(action.metavar) if named else kind_of(hint) if hint is not None else ""
+    kind += "..." if not has_name and action.nargs in ("*", "+") else ""
+    shown = has_name and action.nargs != 0 and action.default not in (None, "")
+    text = f"{action.help} Required." if has_name and action.required else str(action.help)
+    return Option(action.dest, kind, text, _as_typed(action.default) if shown else "", has_name)
 
 
 def help_of_run(
@@ -105,12 +137,7 @@ def help_of_run(
     hidden: Collection[str] = (),
     everything: bool,
 ) -> str:
-    """Return the help of a command that trains.
-
-    Args:
-        groups: The groups of options with their prefixes.
-        hidden: The options that are not shown.
-    """
+    """Return the help of a command that trains, from its groups of options with their prefixes."""
     sections = {title: list(options) for title, options in own.items()}
     if everything:
         sections |= {"General": [FURTHER["config"], FURTHER["data"]]}
@@ -182,7 +209,7 @@ def _section(title: str, options: Sequence[Option]) -> str:
 
 def _entry(option: Option) -> str:
     width = min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns)
-    head = f"  --{option.name} {option.kind}"
+    head = f"  --{option.name} {option.kind}".rstrip() if option.has_name else f"  {option.kind}"
     text = option.text if option.text.endswith(".") or not option.text else f"{option.text}."
     if option.default and "default:" not in text:
         text += f" [{option.default}]"

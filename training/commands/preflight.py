@@ -6,8 +6,14 @@ Contents of files and of models are checked where they are read.
 from __future__ import annotations
 
 import os
+import socket
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from gates.errors import GateError
 from gates.gating.latency import LatencyTable
@@ -80,11 +86,14 @@ def check_run(line: CommandLine) -> None:
         for group, prefix in COMPARISON_GROUPS:
             group_at(group, line.options, prefix)  # raises
         _check_launcher(group_of(LauncherOptions, line.options), setup, line.given)
-        methods = group_of(ComparisonOptions, line.options).all_methods
+        options = group_of(ComparisonOptions, line.options)
+        methods = options.all_methods
+        _check_budgets("--budgets", options.all_budgets)
         distils = any("+distil" in str(method) for method in methods)
         check_used(setup, line.given, set(COMPARISON_SPELLINGS) - ({"--model.distil_temperature"} if distils else set()))
     else:
         check_used(setup, line.given)
+        _check_budgets("--model.budget", [setup.model.budget])
         if world is None:  # otherwise the first process claims it for all
             RunDirectory.claim(setup.run.run_dir, setup.run.name, setup.run.existing)
     if world is not None:
@@ -95,10 +104,54 @@ def check_run(line: CommandLine) -> None:
         setup.within(LatencyTable.read(setup.model.latency_table))  # raises
     if isinstance(setup.data, Tags):
         _check_one_prediction(methods)
-    if setup.model.backbone is not None:
-        _check_folder(setup.model.backbone)
+    check_places(setup)
+
+
+def check_latency(line: CommandLine) -> None:
+    """Raise :class:`GateError` for files and folders that are not there."""
+    check_places(Setup.of(line.options))
+
+
+def check_places(setup: Setup) -> None:
+    """Raise :class:`GateError` for files and folders that are not there. Work offline if the hub does not answer."""
+    backbone, data = setup.model.backbone, setup.data
+    if backbone is not None:
+        _check_folder(backbone)
     for split, file in _files_of(setup):
         check_there(file, split)
+    names = (backbone, getattr(data, "dataset", None), getattr(data, "tokenizer", None))
+    elsewhere = [name for name in names if name is not None and not Path(name).exists()]
+    if elsewhere and not os.environ.get("HF_HUB_OFFLINE") and not _hub_answers():
+        os.environ["HF_HUB_OFFLINE"] = "1"  # before its library is imported, which would try again for a minute
+        print(
+            f"warning: {elsewhere[0]!r} is not a folder here, and the Hugging Face Hub does not answer; only its cache is used",
+            file=sys.stderr,
+        )
+
+
+def _hub_answers() -> bool:
+    """Return whether the server of the hub, or the proxy before it, takes a connection within 2 seconds."""
+    server = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    address = urlsplit(getproxies().get(server.scheme, "")) if not proxy_bypass(server.hostname or "") else None
+    address = address if address and address.hostname else server
+    answers: list[bool] = []
+
+    def connect() -> None:
+        with suppress(OSError):
+            port = address.port or (80 if address.scheme == "http" else 443)
+            socket.create_connection((str(address.hostname), port), timeout=2.0).close()
+            answers.append(True)
+
+    attempt = Thread(target=connect, daemon=True)  # looking up a name has no time limit of its own
+    attempt.start()
+    attempt.join(timeout=3.0)
+    return bool(answers)
+
+
+def _check_budgets(option: str, budgets: Sequence[object]) -> None:
+    for budget in budgets:
+        if isinstance(budget, int | float) and budget == 0:
+            raise GateError(f"{option} has {budget}, which keeps no head; expected at least 1 head")
 
 
 def _check_launcher(options: LauncherOptions, setup: Setup, given: Sequence[str]) -> None:

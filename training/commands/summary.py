@@ -103,11 +103,11 @@ def cost_cells(rows: pd.DataFrame, order: list[Any]) -> pd.DataFrame:
     return means.groupby(level=["stage", "method"], sort=False).agg(text)
 
 
-ALONE = {
+UNUSED_WITH = {
     "--verdict": ("--truth", "--metric", "--methods", "--costs"),
     "--truth": ("--metric", "--stage", "--costs"),
 }
-"""The options that each of these options does not use."""
+"""The options that have no effect with each of these options."""
 
 
 def read_runs(paths: Sequence[Path]) -> pd.DataFrame:
@@ -204,7 +204,7 @@ def choose(rows: pd.DataFrame, stage: str | None, methods: Sequence[str] | None)
 
 
 def report(options: Namespace) -> str:
-    """Return the table with a line that says what it shows, or the verdict."""
+    """Return the table with a line about its content, or the verdict."""
     if options.verdict:
         return "\n\n".join(read_verdict(path, options.stage) for path in map(Path, options.runs))
     runs, methods = [Path(run) for run in options.runs], split_methods(options.methods) if options.methods else None
@@ -263,10 +263,8 @@ def _name(column: str) -> str:
 
 def check_unused(given: Sequence[str]) -> None:
     """Raise :class:`GateError` for an option that another one does not use."""
-    names = {argument.split("=")[0] for argument in given}
-    for option, others in ALONE.items():
-        if option in names:
-            check_no_others(given, option, others)
+    for option in UNUSED_WITH.keys() & {argument.split("=")[0] for argument in given}:
+        check_no_others(given, option, UNUSED_WITH[option])
 
 
 def show(line: CommandLine) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Sequence
@@ -23,17 +24,17 @@ from training.cli.command_line import (
     build_comparison_parser,
     build_latency_parser,
     build_parser,
+    called_as,
     data_options,
     kinds_in,
     parse,
-    shown,
     split_at_dashes,
     split_off,
     split_options,
     with_config,
 )
 from training.cli.exit import finish
-from training.cli.help import Option, help_of_run, options_of_group
+from training.cli.help import Option, help_of_parser, help_of_run, options_of_group
 from training.commands import options as parsers
 from training.config.data import KINDS
 from training.config.run import LatencyOptions
@@ -41,7 +42,7 @@ from training.runs import progress
 from training.runs.launched import check_alone
 from training.runs.own_code import import_from_here
 
-AGAIN = "the same command goes on where it was"
+AGAIN = "the same command continues"
 NOTHING = "nothing was written"
 
 
@@ -104,7 +105,7 @@ COMMANDS = {
     ),
     "summary": Command("tables over runs", parsers.summary_parser, "training.commands.summary:show"),
     "analyze": Command(
-        "what the heads of a trained model do",
+        "the function of the heads of a trained model",
         parsers.analyze_parser,
         "training.analysis.analyze:analyze",
         "experiments that had ended are written",
@@ -138,6 +139,7 @@ COMMANDS = {
         "training.commands.latency:measure_latency",
         groups=((LatencyOptions, ""), *GROUPS),
         hidden=RUN_ONLY_OPTIONS,
+        check="training.commands.preflight:check_latency",
     ),
 }
 
@@ -145,8 +147,8 @@ COMMANDS = {
 def usage() -> str:
     """Return every command with its purpose."""
     lines = [f"  {name:<10} {command.purpose}" for name, command in COMMANDS.items()]
-    first, last = "usage: python -m training COMMAND [OPTIONS]", "COMMAND --help shows a command's options."
-    return "\n".join([first, "", *lines, "", last, "--version shows the version. head-gates is the same program."])
+    first, last = f"usage: {called_as()} COMMAND [OPTIONS]", "COMMAND --help shows a command's options."
+    return "\n".join([first, "", *lines, "", last, "--version shows the version."])
 
 
 def version() -> str:
@@ -201,12 +203,11 @@ def read(name: str, given: Sequence[str]) -> CommandLine:
     own, rest = split_at_dashes(given)
     if rest and not command.takes_rest:
         raise GateError(f"{name} passes nothing on, so nothing may follow --, but {rest[0]!r} does; put options before it")
-    program = ["python", "-m", "training.fit"] if name == "fit" else ["python", "-m", "training", name]
     if command.trains:
         options = parse(parser, with_config(own), also=_data_options(own))
     else:
         options = parse(parser, split_options(own, lambda name: name.startswith(tuple(command.passes_on)))[1])
-    return CommandLine(shown(program, given), own, rest, parser, options)
+    return CommandLine(f"{called_as(name)} {shlex.join(given)}".rstrip(), own, rest, parser, options)
 
 
 def load(path: str) -> Callable[[Any], Any]:
@@ -226,23 +227,22 @@ def _data_options(given: Sequence[str]) -> set[str]:
 
 
 def _requested_text(name: str, command: Command, given: Sequence[str]) -> str | None:
-    """Return the text of ``--version`` or of the help of a command that trains; other parsers print their help themselves."""
+    """Return the text of ``--version`` or of the help, if the line asks for one."""
     before = split_at_dashes(given)[0]
     if "--version" in before:
         return f"head-gates {version()}"
     everything = "--help-all" in before
-    if not command.trains and everything:
-        return command.parser().format_help()
-    if not command.trains or not (everything or "--help" in before or "-h" in before):
+    if not (everything or "--help" in before or "-h" in before):
         return None
-    usage_line = f"usage: python -m training{'.' if name == 'fit' else ' '}{name} [OPTIONS]"
+    if not command.trains:
+        return help_of_parser(called_as(name), command.parser())
     compared = [option for group in COMPARISON_GROUPS if not group[1] for option in options_of_group(*group)]
     own = {
         "compare": {"The comparison": [*compared, Option("list_methods", "", LIST_METHODS)]},
         "latency": {"The measurement": options_of_group(LatencyOptions)},
     }
     return help_of_run(
-        usage_line,
+        f"usage: {called_as(name)} [OPTIONS]",
         f"{command.purpose[0].upper()}{command.purpose[1:]}.",
         command.groups,
         own=own.get(name, {}),

@@ -15,7 +15,7 @@ from gates.errors import GateError
 from gates.gating.latency import LatencyTable, TimeLimit
 from training.config import BudgetOption, Setup
 from training.data.base import TaskData
-from training.latency import Inputs, inputs_shaped, measure_achieved, measure_table
+from training.latency import Inputs, check_reachable, inputs_shaped, measure_achieved, measure_table
 from training.pruner.module import HeadPruner
 from training.runs import processes
 from training.runs.directory import LATENCY, RunDirectory
@@ -35,10 +35,11 @@ def timed(setup: Setup, run: RunDirectory, data: TaskData) -> Setup:
     """
     if not setup.model.is_timed:
         return setup
-    return setup.within(table_of(setup, run.path / LATENCY if run.resumes else None, lambda: data))
+    kept = run.path / LATENCY if run.resumes else None
+    return setup.within(table_of([str(setup.model.budget)], setup, kept, lambda: data))
 
 
-def table_of(setup: Setup, kept: Path | None, data: Callable[[], TaskData]) -> LatencyTable:
+def table_of(budgets: Sequence[str], setup: Setup, kept: Path | None, data: Callable[[], TaskData]) -> LatencyTable:
     """The table that is given, that of an earlier call where there is a file of it, or one that is measured now.
 
     Raises:
@@ -46,7 +47,9 @@ def table_of(setup: Setup, kept: Path | None, data: Callable[[], TaskData]) -> L
     """
     if setup.model.latency_table is not None:
         return LatencyTable.read(setup.model.latency_table)
-    return LatencyTable.read(kept) if kept is not None and kept.is_file() else measured_table(setup, data())
+    if kept is not None and kept.is_file():
+        return LatencyTable.read(kept)
+    return measured_table(setup, data(), budgets=budgets)
 
 
 def limits_of(
@@ -57,7 +60,7 @@ def limits_of(
     Raises:
         GateError: see :func:`table_of`; for a table of another model, and a time that this model cannot have.
     """
-    table = table_of(setup, kept, data)
+    table = table_of([budget for budget in budgets if isinstance(budget, str)], setup, kept, data)
     return [TimeLimit.parse(budget, table) if isinstance(budget, str) else budget for budget in budgets]
 
 
@@ -75,12 +78,15 @@ def limit_of(setup: Setup) -> TimeLimit | None:
     return budget if isinstance(budget, TimeLimit) else None
 
 
-def measured_table(setup: Setup, data: TaskData, *, batch: int | None = None, length: int | None = None) -> LatencyTable:
+def measured_table(
+    setup: Setup, data: TaskData, *, budgets: Sequence[str] = (), batch: int | None = None, length: int | None = None
+) -> LatencyTable:
     """The table of a run's model on the run's device and in its precision.
 
     Args:
         setup: of the run.
         data: built.
+        budgets: The budgets in time, which are refused before the whole measurement if they cannot be met.
         batch: examples, and
         length: tokens of each; by default those of the first batch of the test split.
 
@@ -90,8 +96,8 @@ def measured_table(setup: Setup, data: TaskData, *, batch: int | None = None, le
     trainer, options = make_trainer(setup), setup.model
     if trainer.world_size > 1:
         raise GateError(
-            f"{trainer.world_size} processes would measure latency at once; measure it on one device (python -m training "
-            "latency) and give --model.latency_table"
+            f"{trainer.world_size} processes would measure latency at once; measure it on one device (head-gates latency) "
+            "and give --model.latency_table"
         )
     model = data.task.build(options, data.processor)
     device = trainer.strategy.root_device
@@ -102,7 +108,10 @@ def measured_table(setup: Setup, data: TaskData, *, batch: int | None = None, le
         inputs = inputs_shaped(inputs, wished)
     on_device: PreTrainedModel = trainer.precision_plugin.convert_module(model.to(device))  # type: ignore[arg-type,assignment]
     converted = trainer.precision_plugin.convert_input(inputs)
-    return measure_table(on_device, converted, options.unit, context=trainer.precision_plugin.forward_context)
+    context = trainer.precision_plugin.forward_context
+    if budgets:
+        check_reachable(budgets, on_device, converted, options.unit, context)
+    return measure_table(on_device, converted, options.unit, context=context)
 
 
 def achieved(setup: Setup, pruner: HeadPruner, data: TaskData) -> dict[str, Any] | None:

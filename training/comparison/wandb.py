@@ -49,9 +49,9 @@ def summary_of_run(rows: pd.DataFrame, described: Mapping[str, Any], main_metric
     """A run's results by flat names, as charts and sweeps take them.
 
     ``test/METRIC/METHOD`` is that of a method after training with its mask, where there was any, and
-    ``post_hoc/test/METRIC/METHOD`` with its mask alone; ``test/METRIC/drop`` is by how much the run's own method is below the
-    dense model. ``select/METRIC`` is that of the own method on the selection split: its last value in training would not be of
-    the final model.
+    ``post_hoc/test/METRIC/METHOD`` with its mask alone. ``test/METRIC/drop`` is the quality that the run's own method loses
+    against the dense model: above 0 if it is worse, also for a loss and a perplexity. ``select/METRIC`` is that of the own
+    method on the selection split: its last value in training would not be of the final model.
 
     Args:
         rows: of the run's ``comparison.csv``.
@@ -71,7 +71,8 @@ def summary_of_run(rows: pd.DataFrame, described: Mapping[str, Any], main_metric
         if f"{after}/dense" not in summary and f"{before}/dense" in summary:
             summary[f"{after}/dense"] = summary[f"{before}/dense"]
         if f"{after}/dense" in summary and own != "dense":
-            summary[f"{after}/drop"] = summary[f"{after}/dense"] - result[name]
+            lost = summary[f"{after}/dense"] - result[name]
+            summary[f"{after}/drop"] = -lost if name.endswith(("loss", "perplexity")) else lost
     sizes = rows.loc[are_dense(rows["method"]), "heads"]
     kept = {"heads/kept": described["kept"]} | ({"heads/all": int(sizes.iloc[0])} if len(sizes) else {})
     by_site = {f"heads/kept/{site}": count for site, count in described["by_site"].items()}

@@ -11,11 +11,9 @@ from gates.errors import GateError
 
 
 def check_values(group: type, values: Mapping[str, Any], prefix: str = "") -> None:
-    """Check that values are given where needed, finite, not too large, and writable as text.
+    """Check that the values of a dataclass's fields are given where needed, finite, not too large, and writable as text.
 
     Args:
-        group: The dataclass of the fields.
-        values: The fields by name.
         prefix: The text before the names on a command line, such as ``model.``.
     """
     hints = get_type_hints(group)
@@ -56,14 +54,10 @@ def check_range(
     most: float = math.inf,
     prefix: str = "",
 ) -> None:
-    """Raise :class:`GateError` for the first of these fields outside a range; None is allowed.
+    """Raise :class:`GateError` for the first of these fields outside a range. None is allowed, infinity is not.
 
     Args:
-        options: The options with the fields.
-        names: The names of the fields.
-        least: The least value.
         above: The value that all numbers must exceed.
-        most: The largest value. Infinity itself is never allowed.
         prefix: The text before the names on a command line.
     """
     for name in names:

@@ -74,10 +74,6 @@ class SentenceFiles(MoreTests, SentenceOptions):
 
     Args:
         train_file: The file of training examples: csv, tsv, jsonl or parquet, also with ``.gz``.
-        test_file: The file of test examples, for the results.
-        select_file: The file of selection examples, for every choice. Without it, a part of the training examples is set aside.
-        more_tests: Further test files by name, such as {mismatched: mm.tsv}; with ``dataset``, names of its splits. Their
-            metrics are added to the results, as test_mismatched_accuracy.
         text_column: The column of the sentence (default: the one called sentence or text, or the remaining one of two).
         label_column: The column of the class or number (default: the one called label, or the remaining one of two).
         pair_column: The column of the second sentence of pairs.
@@ -316,9 +312,6 @@ class Tags(FilesOrHub, SentenceOptions):
     Args:
         train_file: The file of training sentences: CoNLL columns (``.conll``, ``.txt``, ``.tsv``, ``.bio``, ``.iob``), CoNLL-U
             (``.conllu``), or jsonl or parquet with lists of words and tags. It may end in ``.gz``.
-        test_file: The file of test sentences, for the results.
-        select_file: The file of selection sentences, for every choice. Without it, a part of the training sentences is set
-            aside.
         words_column: The column of the words: a number from 1 in CoNLL columns (default: 1), form in CoNLL-U, else a name
             (default: tokens or words).
         tags_column: The column of the tags: a number from 1 in CoNLL columns (default: the last), else a name. Default names

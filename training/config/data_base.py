@@ -109,7 +109,13 @@ class HubSplits(Data):
 
 @dataclass(frozen=True)
 class FilesOrHub(HubSplits):
-    """Local files, one for each split, or a dataset of the hub."""
+    """Local files, one for each split, or a dataset of the hub.
+
+    Args:
+        train_file: The file of training examples.
+        test_file: The file of test examples, for the results.
+        select_file: The file of selection examples, for every choice. Without it, a part of the training examples is set aside.
+    """
 
     train_file: LocalPath | None = None
     test_file: LocalPath | None = None
@@ -128,7 +134,12 @@ class FilesOrHub(HubSplits):
 
 @dataclass(frozen=True)
 class MoreTests(FilesOrHub):
-    """Local files or a dataset of the hub, with further test files or splits."""
+    """Local files or a dataset of the hub, with further test files or splits.
+
+    Args:
+        more_tests: Further test files by name, such as {news: news.tsv}; with ``dataset``, names of its splits. Their metrics
+            are added to the results, as test_news_accuracy.
+    """
 
     metrics: ClassVar[tuple[str, ...]]
     """The metrics of results; the name of a further test split is no prefix of one."""

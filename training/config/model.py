@@ -1,4 +1,4 @@
-"""What is pruned and how: the options ``--model.NAME``, grouped by subject."""
+"""The options ``--model.NAME`` of the model, its gates and its training, grouped by subject."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from training.config.paths import HubName, LocalPath
 
 
 class Time(str):
-    """A time as it stands on a command line, such as ``12ms`` or ``0.7x``: whatever looks like a number with a unit.
+    """A time on a command line, such as ``12ms`` or ``0.7x``: a number with a unit.
 
     Raises:
-        ValueError: For other texts. :func:`gates.gating.latency.parse_time` says what is wrong with a time.
+        ValueError: For other texts. :func:`gates.gating.latency.parse_time` checks the number and the unit.
     """
 
     __slots__ = ()
@@ -37,17 +37,13 @@ register_type(Time, serializer=str)
 AUTO = "auto"
 """The budget of the fewest heads that keep the quality of the dense model."""
 GivenBudget = int | float | dict[str, int | float] | Literal["auto"] | Time
-"""On a command line or in a configuration."""
+"""A budget on a command line or in a configuration."""
 BudgetOption = GivenBudget | TimeLimit
-"""The same after a time has become a limit by a latency table of the model."""
+"""A budget, with a limit by a latency table of the model in place of a time."""
 PriceOption = float | dict[str, float]
 Decay = Literal["linear", "noam"]
 WeightType = Literal["float32", "bfloat16"]
 FREEZING = ("freeze", "freeze_while_pruning")
-"""Options whose patterns say what stays fixed, the one from the beginning first."""
-MAX_EPOCHS = 1_000_000
-DEFAULT_PRICE = 0.01
-"""Of one open head, where it is only to keep clamped gates moving."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +51,12 @@ class Source:
     """The model that a run starts from.
 
     Args:
-        backbone: hub name or local folder of a pretrained model.
-        from_scratch: instead of a backbone, config fields of a new model (``model_type`` and sizes).
-        trust_remote_code: whether code that comes with the backbone may run.
-        allow_pickle: whether the backbone may come as a ``pytorch_model.bin``; it is read without running code from it.
-        dtype: of the backbone's weights. In ``bfloat16`` they take half the memory and are all fixed, so that gates alone are
-            learned, which stay in float32: for models that do not fit otherwise.
+        backbone: The hub name or local folder of a pretrained model.
+        from_scratch: The config fields of a new model (``model_type`` and sizes), instead of a backbone.
+        trust_remote_code: Whether code that comes with the backbone may run.
+        allow_pickle: Whether the backbone may come as a ``pytorch_model.bin``; it is read without running code from it.
+        dtype: The type of the backbone's weights. ``bfloat16`` takes half the memory and fixes all weights. Only the gates are
+            trained then, in float32.
     """
 
     backbone: HubName | None = None
@@ -84,13 +80,13 @@ class Source:
 
     @property
     def is_half(self) -> bool:
-        """Whether weights are kept in half precision."""
+        """Return whether weights are kept in half precision."""
         return self.dtype != "float32"
 
 
 @dataclass(frozen=True)
 class Gating:
-    """What is gated, how gates are learned, and how many stay.
+    """The gates, their training, and the number of heads that stay.
 
     Args:
         budget: heads to keep: a count (18), a fraction (0.25), or one of these per kind ({encoder: 10}). Then ``hard-concrete``
@@ -105,26 +101,24 @@ class Gating:
         price: with ``budget: null``, where it must be given, lambda of Voita et al. 2019: the price of one expected open head,
             or one per kind. The number of heads that stay then follows from it. ``clamped-linear`` gates pay it with a budget
             too, 0.01 by default.
-        gate: how gates are learned: ``hard-concrete`` (Louizos et al. 2018), ``relaxed-top-k`` (Differentiable Subset
-            Pruning, Li et al. 2021), ``straight-through-top-k`` (the top K forward, a sigmoid's gradient backward; K comes
-            down over the ramp) or ``clamped-linear`` (a number clamped to [0, 1] with an L1 price, as DuoAttention's, Xiao
-            et al. 2024). Each starts again at the prune phase, so that a finetune phase with one serves all.
-        unit: what a gate scales and a budget counts: a ``head``, or under grouped-query attention a ``group``: a key/value
-            head with all its query heads, whose closing shrinks the cache.
-        minimum_per_layer: heads that every layer keeps, whatever their gates say.
-        gate_learning_rate: of log_alpha.
-        draw_per: ``example``: every example of a batch has gates of its own; ``batch``: one draw for the whole batch, as
-            in the papers.
-        temperature: of the Hard-Concrete distribution.
-        anneal: the temperature of ``hard-concrete`` gates at the end of the prune phase, reached log-linearly, so that training
-            gates become hard; null: it stays.
-        initial_log_alpha: of ``hard-concrete`` gates; 2.5 is near-open: evaluation gates start at exactly 1.
+        gate: The family of gates. ``hard-concrete``: Louizos et al. 2018. ``relaxed-top-k``: Differentiable Subset Pruning, Li
+            et al. 2021. ``straight-through-top-k``: the top K forward, a sigmoid's gradient backward; K falls over the ramp.
+            ``clamped-linear``: a number clamped to [0, 1] with an L1 price, as in DuoAttention, Xiao et al. 2024.
+        unit: The unit of gates and budgets: a ``head``, or under grouped-query attention a ``group``, which is a key/value head
+            with all its query heads. A closed group shrinks the cache.
+        minimum_per_layer: The number of heads that every layer keeps, whatever their gates.
+        gate_learning_rate: The learning rate of log_alpha.
+        draw_per: The unit of one draw of gates: each ``example``, or the whole ``batch``, as in the papers.
+        temperature: The temperature of the Hard-Concrete distribution.
+        anneal: The temperature of ``hard-concrete`` gates at the end of the prune phase, reached log-linearly, so that training
+            gates become hard; null for a constant temperature.
+        initial_log_alpha: The first log_alpha of ``hard-concrete`` gates. At 2.5 the evaluation gates start at exactly 1.
         init_spread: Initialise log_alpha from a head score (``init_score``): this many units per standard deviation of the log
             score. 0 starts all gates equal. Default: 0, or 1 for the top-k families. Not used by clamped-linear gates.
         init_score: The score: ``his`` (Michel et al. 2019), or ``obs``, the loss of a removal after the kept heads have made up
             for it (ZipLM, Kurtic et al. 2023), as they do with ``refit``.
-        straight_through: train with ``hard-concrete`` gates rounded to 0 and 1.
-        straight_through_from: share of the prune phase after which they are rounded so; 1 is never.
+        straight_through: Whether to train with ``hard-concrete`` gates rounded to 0 and 1.
+        straight_through_from: The share of the prune phase after which gates are rounded; 1 for never.
     """
 
     budget: GivenBudget | None = 0.25
@@ -152,7 +146,7 @@ class Gating:
         for name, example in (("budget", 10), ("price", 0.01)):
             if getattr(self, name) == {}:
                 raise GateError(NO_KIND.format(f"the {name} is", example))
-        prices = DEFAULT_PRICE if self.price is None else self.price
+        prices = 0.01 if self.price is None else self.price  # enough to keep clamped gates moving
         object.__setattr__(self, "price", prices)
         if not all(0 <= price < math.inf for price in (prices.values() if isinstance(prices, Mapping) else [prices])):
             raise GateError(f"price is {prices}; expected numbers of at least 0, such as 0.01")
@@ -167,9 +161,9 @@ class Gating:
                 f"the budget is {self.budget}, but {self.gate} gates are not held to a time; use --model.gate hard-concrete, "
                 "or give a number of heads or a fraction"
             )
-        for name, rests_at in (("anneal", None), ("straight_through", False), ("straight_through_from", 1.0)):
-            if (value := getattr(self, name)) != rests_at:
-                raise GateError(f"{name} is {value}, but it is of hard-concrete gates, not of {self.gate} ones; leave it out")
+        for name, unused in (("anneal", None), ("straight_through", False), ("straight_through_from", 1.0)):
+            if (value := getattr(self, name)) != unused:
+                raise GateError(f"{name} is {value}, but {self.gate} gates do not use it; remove the option")
 
     @property
     def is_timed(self) -> bool:
@@ -182,15 +176,15 @@ class Phases:
     """The three phases of a run, in epochs; fractions are allowed.
 
     Args:
-        finetune: length of the finetune phase in epochs; fractions are allowed.
-        prune: length of the prune phase in epochs; 0, together with ``retrain: 0`` and ``budget: null``, trains a dense model
-            and nothing else.
-        retrain: length of the retrain phase in epochs.
-        ramp: share of the prune phase over which the target, the price or the relaxed top K's temperature goes to its final
-            value.
-        pipelined: whether the backbone rests in the prune phase, so that gates are learned first, on the dense model, and
-            weights after (as in the pipelined variant of Li et al. 2021); otherwise both are trained together (as by Voita et
-            al. 2019). By default it rests for ``hard-concrete`` gates with a budget.
+        finetune: The length of the finetune phase in epochs.
+        prune: The length of the prune phase in epochs. With 0, ``retrain: 0`` and ``budget: null``, only a dense model is
+            trained.
+        retrain: The length of the retrain phase in epochs.
+        ramp: The share of the prune phase over which the target, the price or the temperature of the relaxed top K reaches its
+            final value.
+        pipelined: Whether the backbone is frozen in the prune phase (as in the pipelined variant of Li et al. 2021). Otherwise
+            gates and weights are trained together (as by Voita et al. 2019). Default: true for ``hard-concrete`` gates with a
+            budget.
         swaps: passes over training data (1,024 examples) that a search by swaps may take to refine the learned mask before
             the weights are retrained (see :mod:`gates.search.swaps`); 0 for no search, 40 is a good deal.
         min_prune_steps: The least number of optimiser steps of the prune phase. On small data ``prune`` epochs are too few
@@ -213,7 +207,7 @@ class Phases:
     keep: Literal["best", "learned"] = "best"
 
     def __post_init__(self) -> None:
-        check_range(self, "finetune", "prune", "retrain", least=0, most=MAX_EPOCHS)
+        check_range(self, "finetune", "prune", "retrain", least=0, most=1_000_000)
         check_range(self, "min_prune_steps", least=0)
         if self.swaps != 0 and not MIN_SWAP_PASSES <= self.swaps < math.inf:
             raise GateError(
@@ -224,7 +218,7 @@ class Phases:
 
     @property
     def epochs(self) -> float:
-        """Length of the whole run."""
+        """Return the length of the whole run."""
         return float(self.finetune + self.prune + self.retrain)
 
 
@@ -233,18 +227,18 @@ class Optimisation:
     """How the backbone's weights are trained.
 
     Args:
-        learning_rate: of the backbone, at its peak: it rises linearly over ``lr_warm_up`` and falls.
-        lr_warm_up: share of a cycle's steps over which the backbone's learning rate rises.
-        lr_decay: how it falls: ``linear`` to 0, or ``noam``, with the inverse square root of the step (Vaswani et al. 2017).
-        prune_learning_rate: the peak of the second cycle of the learning rate: the first is over fine-tuning, so that the dense
-            model is trained to its end, and the second begins when the weights are trained again; by default that of the first.
-        weight_decay: of the backbone's matrices.
-        freeze: patterns (regular expressions) of backbone parameter names that stay fixed; ``[".*"]`` trains the gates
+        learning_rate: The peak learning rate of the backbone in each cycle. A cycle is fine-tuning, or the training after it.
+        lr_warm_up: The share of a cycle's steps over which the backbone's learning rate rises.
+        lr_decay: The decay of the learning rate: ``linear`` to 0, or ``noam``, with the inverse square root of the step
+            (Vaswani et al. 2017).
+        prune_learning_rate: The peak learning rate of the second cycle (default: that of the first cycle).
+        weight_decay: The weight decay of the backbone's matrices.
+        freeze: The patterns (regular expressions) of the names of frozen backbone parameters; ``[".*"]`` trains the gates
             alone.
-        freeze_while_pruning: the same from the end of fine-tuning on: with ``["decoder"]`` and a budget of encoder heads the
-            decoder cannot take over what these did (Voita et al. 2019).
-        checkpoint_activations: whether a layer's activations are computed again in the backward pass and not kept: less memory,
-            about a third more time, the same results.
+        freeze_while_pruning: The patterns of parameters that are frozen from the end of fine-tuning on. With ``["decoder"]``
+            and a budget of encoder heads, the decoder cannot replace the closed heads (Voita et al. 2019).
+        checkpoint_activations: Whether to compute a layer's activations again in the backward pass: less memory, about a third
+            more time, the same results.
     """
 
     learning_rate: float = 5e-5
@@ -263,14 +257,14 @@ class Optimisation:
 
 @dataclass(frozen=True)
 class Distillation:
-    """What the pruned model learns from the dense one, as it is at the end of fine-tuning.
+    """Distillation from the dense model at the end of fine-tuning.
 
     Args:
-        distil: weight of the dense model's predictions as a goal in the prune and retrain phases: their divergence counts so
-            much and the task loss 1 minus that (Hinton et al. 2015). The dense model is the one at the end of fine-tuning.
-        distil_temperature: that both models' logits are divided by.
-        distil_hidden: weight of the squared distance between hidden states and the dense model's, layer by layer, in units
-            of their variance (as in CoFi, Xia et al. 2022); in addition to the other losses.
+        distil: The weight of the divergence from the dense model's predictions in the prune and retrain phases. The task loss
+            has 1 minus this weight (Hinton et al. 2015).
+        distil_temperature: The temperature of both models' logits.
+        distil_hidden: The weight of the squared distance from the dense model's hidden states, in units of their variance (as
+            in CoFi, Xia et al. 2022). It is added to the other losses.
     """
 
     distil: float = 0.0
@@ -285,7 +279,7 @@ class Distillation:
 
     @property
     def distils(self) -> bool:
-        """Whether the dense model teaches."""
+        """Return whether the dense model teaches."""
         return bool(self.distil or self.distil_hidden)
 
 
@@ -319,12 +313,12 @@ class PrunerOptions(Distillation, Optimisation, Phases, Gating, Source):
 
     @property
     def refits(self) -> bool:
-        """Whether the run refits the weights behind its heads: it is asked to, and nothing stands against it."""
+        """Return whether the run refits the weights behind its heads."""
         return self.refit and self.prune > 0 and not self.why_not_refitted
 
     @property
     def why_not_refitted(self) -> str:
-        """Why the weights of this run cannot be refitted; empty if they can."""
+        """Return why the weights of this run cannot be refitted; empty if they can."""
         if self.is_half:
             return f"{self.nothing_trains}, but a refit changes weights"
         if self.freeze or self.freeze_while_pruning:
@@ -335,7 +329,7 @@ class PrunerOptions(Distillation, Optimisation, Phases, Gating, Source):
 
     @property
     def nothing_trains(self) -> str:
-        """Why no weight of the model can be trained after fine-tuning; empty if some can."""
+        """Return why no weight of the model can be trained after fine-tuning; empty if some can."""
         if self.is_half:
             return f"dtype is {self.dtype}, in which weights are fixed"
         for option in FREEZING:
@@ -350,12 +344,12 @@ class PrunerOptions(Distillation, Optimisation, Phases, Gating, Source):
 
 @dataclass(frozen=True)
 class SwapSearch:
-    """How long to search, and what it takes for a swap.
+    """The search by swaps.
 
     Args:
-        rows: training examples, at most; one half proposes swaps, the other decides on them.
-        passes: over a half after which nothing new is tried.
-        significance: level of the paired tests by which the deciding half takes swaps.
+        rows: The largest number of training examples; one half proposes swaps, the other decides on them.
+        passes: The number of passes over a half after which no new swap is tried.
+        significance: The level of the paired tests by which the deciding half takes swaps.
     """
 
     rows: int = 2048
@@ -371,12 +365,12 @@ class SwapSearch:
 
 @dataclass(frozen=True)
 class DrawSearch:
-    """How masks are drawn around a ranking.
+    """The search by draws around a ranking.
 
     Args:
-        rows: training examples; one half of them decides on the masks by its loss, as for swaps.
-        count: masks that are drawn.
-        temperature: of the draws, for log_alpha or for ranks on its scale.
+        rows: The number of training examples; one half of them decides on the masks by its loss, as for swaps.
+        count: The number of masks to draw.
+        temperature: The temperature of the draws, for log_alpha or for ranks on its scale.
     """
 
     rows: int = 1024
@@ -391,13 +385,13 @@ class DrawSearch:
 
 @dataclass(frozen=True)
 class RestartSearch:
-    """How often gates are learned again, and how the masks are judged.
+    """The search by restarts.
 
     Args:
-        count: how often the gates are learned, each time with other noise: from equal gates and from a start by optimal brain
-            surgeon in turn.
-        rows: training examples; one half of them decides on the masks by its loss, as for swaps; with +refit the selection
-            split decides, behind a refit of each mask.
+        count: The number of times that gates are learned, each with other noise. They start from equal gates and from optimal
+            brain surgeon in turn.
+        rows: The number of training examples; one half of them decides on the masks by its loss, as for swaps. With +refit the
+            selection split decides after a refit to each mask.
     """
 
     count: int = 4
@@ -410,12 +404,12 @@ class RestartSearch:
 
 @dataclass(frozen=True)
 class RefitSearch:
-    """How weights are refitted to a mask.
+    """The refit of weights to a mask.
 
     Args:
-        ridges: prices of leaving the old weights; the best on the selection split is taken.
-        rows: training examples to fit on, at most, spread over all lengths.
-        feed_forward: whether the second projections of feed-forward layers are refitted too.
+        ridges: The ridge penalties for changes of the weights; the best on the selection split is taken.
+        rows: The largest number of training examples to fit on, spread over all lengths.
+        feed_forward: Whether the second projections of feed-forward layers are refitted too.
     """
 
     ridges: list[float] = field(default_factory=lambda: [0.01, 0.1, 1.0])
@@ -430,11 +424,11 @@ class RefitSearch:
 
 @dataclass(frozen=True)
 class DistilWeights:
-    """What ``+distil`` stands for; the module checks it as its own options.
+    """The weights of ``+distil``; the module checks them as its own options.
 
     Args:
-        weight: with +distil, of the dense model's answers.
-        hidden: with +distil, of the dense model's hidden states.
+        weight: The weight of the dense model's predictions with +distil.
+        hidden: The weight of the dense model's hidden states with +distil.
     """
 
     weight: float = 0.5
@@ -442,5 +436,5 @@ class DistilWeights:
 
     @property
     def changes(self) -> dict[str, float]:
-        """As options of the module."""
+        """Return the weights as options of the module."""
         return {"distil": self.weight, "distil_hidden": self.hidden}

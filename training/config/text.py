@@ -184,11 +184,6 @@ class Documents(MoreTests, DocumentOptions):
     Args:
         train_file: The file of training documents: a text file (``.txt``), or a csv, tsv, jsonl or parquet file with a column
             of documents, also with ``.gz``.
-        test_file: The file of test documents, for the results.
-        select_file: The file of selection documents, for every choice. Without it, a part of the training documents is set
-            aside.
-        more_tests: Further test files by name, such as {news: news.txt}; with ``dataset``, names of its splits. Their metrics
-            are added to the results, as test_news_perplexity.
         documents: The end of a document in a text file: a ``blank_line``, each ``line``, or the ``file``.
         text_column: The column of the documents (default: the one called text, or the only one).
         streaming: Whether to read documents during the run, so that memory does not depend on their number.

@@ -23,15 +23,10 @@ _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_yaml(path: str | Path, what: str) -> Any:
-    """Return the content of a YAML file.
+    """Return the content of a YAML file; a text that is no YAML raises :class:`yaml.YAMLError`.
 
     Args:
-        path: The path of the file.
         what: The name of the file in an error, such as ``the configuration``.
-
-    Raises:
-        GateError: If there is no such file, it cannot be read, is not UTF-8, or goes beyond the limits.
-        yaml.YAMLError: If it is no YAML.
     """
     return load_yaml(read_text(path, what), f"{what} {str(path)!r}")
 
@@ -53,16 +48,7 @@ def read_text(path: str | Path, what: str) -> str:
 
 
 def load_yaml(text: str, named: str) -> Any:
-    """Return the content of a YAML text.
-
-    Args:
-        text: The YAML.
-        named: The name of the text in an error.
-
-    Raises:
-        GateError: If it goes beyond the limits.
-        yaml.YAMLError: If it is no YAML.
-    """
+    """Return the content of a YAML text, whose name in an error is ``named``; see :func:`read_yaml`."""
     check_yaml(text, named)
     return yaml.load(text, Loader=_Loader)
 

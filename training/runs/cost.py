@@ -1,4 +1,4 @@
-"""What a piece of work cost: steps, passes through the model, wall time and peak memory."""
+"""The cost of a piece of work: steps, passes through the model, wall time and peak memory."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class Meter:
         return self.stopped or self._read()
 
     def pause(self, paused: bool) -> None:
-        """Stop or continue to count examples. Time goes on."""
+        """Stop or continue to count examples. The time is not stopped."""
         if self.counter is not None:
             self.counter.counts = not paused
 

@@ -6,7 +6,7 @@
     run_inputs.json    fingerprints of data and model, see :mod:`training.runs.resume`
     latency.json       with a budget in time: how long the model takes with which heads
     metrics.json       results of the run, versions, machine; written when the tables are
-    metrics.csv        what was logged at each step
+    metrics.csv        the log of each step
     comparison.csv     every method at the run's budget; with summary.csv, statistics.csv, agreement.csv, verdict.md
     curve.csv          post hoc quality of every ranking at other budgets (selection split)
     scores.csv         raw scores and rankings of every gate
@@ -53,11 +53,7 @@ WAIT = 6.0
 
 @contextmanager
 def only_writer(folder: Path, *, wait: bool = True) -> Iterator[None]:
-    """Lock a directory during a ``with`` block. It is made if it is missing, and removed if it stays empty.
-
-    Args:
-        wait: Whether to wait for the children of a killed process.
-    """
+    """Lock a directory during a ``with`` block. It is made if it is missing, and removed if it stays empty."""
     refuse_file(folder)
     made = [place for place in (folder, *folder.parents) if not place.exists()]
     folder.mkdir(parents=True, exist_ok=True)
@@ -120,7 +116,7 @@ CONFIG = "config.yaml"  # a directory with this file is that of a run
 LATENCY = "latency.json"
 BUDGET_SEARCH = "budget.json"  # how the budget `auto` was found
 METRICS = "metrics.json"
-"""The file that says that the tables are complete: written after them, and removed before they change."""
+"""The file that marks the tables as complete: written after them, and removed before they change."""
 UNFINISHED = "comparison.unfinished.csv"
 """The rows so far of a comparison. Tables of a shorter one before stay until the new ones are complete."""
 FOLDERS = ("masks", "plots", "checkpoints")
@@ -161,7 +157,7 @@ def _joined_logs(paths: Iterable[Path]) -> pd.DataFrame | None:
     """Join logs, without a last line that is cut off. A later log replaces the steps that it repeats."""
     joined = None
     for path in paths:
-        mend = "delete it to go on without what was logged before"
+        mend = "delete it to continue without the earlier log"
         text = read_text(path, mend=mend) if path.is_file() else ""
         if whole := text[: text.rfind("\n") + 1]:
             log = parsed_table(path, whole, needed=("step",), mend=mend)
@@ -173,11 +169,7 @@ def _joined_logs(paths: Iterable[Path]) -> pd.DataFrame | None:
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Paths of one run.
-
-    Args:
-        resumes: Whether it holds a run that this one continues.
-    """
+    """The paths of one run, which resumes the run there or is a new one."""
 
     path: Path
     resumes: bool = False
@@ -220,8 +212,8 @@ class RunDirectory:
         for part in (found.path / METRICS, found.checkpoint("final"), found.export / "config.json"):
             if not part.is_file():
                 raise GateError(
-                    f"the run in {str(path)!r} has not ended: it has no {part.relative_to(found.path)}; go on with it "
-                    "(python -m training.fit --existing resume)"
+                    f"the run in {str(path)!r} has not ended: it has no {part.relative_to(found.path)}; continue it by "
+                    "head-gates fit --existing resume"
                 )
         return found
 
@@ -300,7 +292,7 @@ def _refuse_taken(folder: Path, existing: Existing, *, holds_run: bool) -> None:
         )
     if existing == "refuse":
         raise GateError(
-            f"{str(folder)!r} already holds a run; go on with it (--existing resume), replace it (--existing overwrite) or "
+            f"{str(folder)!r} already holds a run; continue it (--existing resume), replace it (--existing overwrite) or "
             "give another --run_dir"
         )
     if _is_comparison(folder):
@@ -395,7 +387,7 @@ def check_output(path: str | os.PathLike[str], mark: str, what: str) -> None:
         raise GateError(f"--output {path!r} is there and is no {what}, so it is not replaced; give another name, or remove it")
 
 
-# Whether a run has ended with everything that it was asked for.
+# The end of a run.
 
 FINISHED = "finished.json"
 """The file that is written last of all, with the names of the files of the run."""

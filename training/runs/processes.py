@@ -134,7 +134,6 @@ def share_of_batch(weight: float, device: torch.device) -> float:
 
     Args:
         weight: The weight of the batch, such as its number of examples or tokens.
-        device: The device of the module.
     """
     if world_size() == 1:
         return 1.0

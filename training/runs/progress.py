@@ -67,7 +67,7 @@ class Stage:
 
     @property
     def text(self) -> str:
-        """What is done and known, such as ``comparison 3/22: his at 18 heads``. The piece under way counts."""
+        """Return the progress in words, such as ``comparison 3/22: his at 18 heads``. The piece under way counts."""
         if self._facts is not None:
             self._known, self._facts = self._facts(), None
         count = "" if self.total is None else f" {int(self.done) + bool(self.item)}/{self.total:g}"

@@ -57,7 +57,7 @@ def _first_difference(began: Mapping[str, Any], now: Mapping[str, Any], names: C
 
 FREE_WHEN_RESUMED = (
     "config",  # where options are read from; they are compared one by one
-    "run_dir", "existing", "name", "wandb.", "trainer.enable_", "trainer.log_every_n_steps",  # what is written and shown where
+    "run_dir", "existing", "name", "wandb.", "trainer.enable_", "trainer.log_every_n_steps",  # names, places and displays
     "ckpt_path",  # checked by checkpoint_of
     "save_every",
     "data.init_args.num_workers",  # a batch is a function of seed and step
@@ -87,7 +87,7 @@ def check_same_options(run: RunDirectory, resolved: str) -> None:
     began, now = _options_of(run), flat_options(yaml.safe_load(resolved))
     if difference := _first_difference(began, now, began.keys() | now.keys(), FREE_WHEN_RESUMED):
         raise GateError(
-            f"--existing resume goes on with the options that the run began with, but {difference}; give "
+            f"--existing resume continues a run with the same options, but {difference}; give "
             f"--config {run.path / CONFIG}, or another --run_dir"
         )
 
@@ -100,8 +100,8 @@ def check_same_inputs(run: RunDirectory, determined_by: Mapping[str, Any]) -> No
     for name in sorted(began.keys() | determined_by.keys(), key=lambda name: (name != "format", name)):
         if not same_value(began.get(name), determined_by.get(name)):
             raise GateError(
-                f"--existing resume goes on with what the run in {str(run.path)!r} began with, but this has changed since: its "
-                f"{INPUTS.get(name, name)}; bring back what it was, or give another --run_dir"
+                f"--existing resume continues the run in {str(run.path)!r} with the same inputs, but this has changed since: "
+                f"its {INPUTS.get(name, name)}; restore it, or give another --run_dir"
             )
 
 
@@ -110,9 +110,8 @@ def check_same_data(run: RunDirectory, fingerprint: Callable[[], str]) -> None:
     began = _began_with(run)
     if began is None or began.get("data") != fingerprint():
         raise GateError(
-            f"the data, as the model's tokenizer or processor encodes them, have changed since the run in {str(run.path)!r} "
-            "was trained on them, or other versions of the libraries encode them otherwise; bring back what they were, or "
-            "name them behind a lone --, as with --data.train_file FILE, if they are meant"
+            f"the encoded data have changed since the run in {str(run.path)!r} was trained on them, or other versions of the "
+            "libraries encode them otherwise; restore them, or name new data after a lone --, as with --data.train_file FILE"
         )
 
 
@@ -157,7 +156,7 @@ def checkpoint_of(options: RunOptions, run: RunDirectory, first: bool) -> str | 
 
 
 def _began_with(
-    run: RunDirectory, mend: str = "go on with the run (--existing resume), or start a new one"
+    run: RunDirectory, mend: str = "continue the run (--existing resume), or start a new one"
 ) -> dict[str, Any] | None:
     """Return the noted inputs of a run, or None if it was stopped before it noted them."""
     try:
@@ -176,7 +175,7 @@ COMPARED = (
     "seed", "seeds", "methods", "budgets", "stages", "prices", "experiments", "list_methods", "restarts.", "swap.", "draws.",
     "refit.", "distil.", "model.budget", "launcher", "ray_",
 )  # fmt: skip
-"""Options, or beginnings of them, that say what is compared and where."""
+"""Options, or beginnings of them, of the grid of a comparison and its place."""
 FREE = (*FREE_WHEN_RESUMED, *COMPARED)
 
 

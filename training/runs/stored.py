@@ -100,16 +100,12 @@ def read_json(path: Path, kind: type[T], *, mend: str = AGAIN) -> T:
 
 
 def read_table(path: Path, *, needed: Collection[str] = (), mend: str = AGAIN) -> pd.DataFrame:
-    """Return a table whose numbers are numbers; see :func:`read_text`.
-
-    Args:
-        needed: The columns that it must have.
-    """
+    """Return a table with the needed columns, whose numbers are numbers; see :func:`read_text`."""
     text = _text_of(path, mend)
     if text and not text.endswith("\n"):
         raise damaged(path, "a whole table", "its last line is cut off", mend)
     table = parsed_table(path, text, needed=needed, mend=mend)
-    check_unchanged(path, text)  # last, since what is wrong says more than that the checksum is another
+    check_unchanged(path, text)  # last, because the place of damage says more than another checksum
     return table
 
 

@@ -81,7 +81,7 @@ def no_answer_of(server: str, proxies: Mapping[str, str]) -> str | None:
 
 
 def say_offline(reason: str) -> None:
-    print(f"warning: {reason}; what is logged is kept here, and wandb sync sends it later", file=sys.stderr)
+    print(f"warning: {reason}; the log is kept here, and wandb sync sends it later", file=sys.stderr)
 
 
 def resolved_mode(options: WandbOptions) -> Mode:
@@ -97,7 +97,7 @@ def resolved_mode(options: WandbOptions) -> Mode:
 
 @contextmanager
 def lost_in_wandb() -> Iterator[None]:
-    """Warn if W&B does not take what a ``with`` block sends. The results on the disk stay complete."""
+    """Warn if W&B refuses the results that a ``with`` block sends. The results on the disk stay complete."""
     try:
         yield
     except (OSError, wandb.errors.Error, GateError) as error:

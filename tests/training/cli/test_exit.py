@@ -59,12 +59,6 @@ def test_a_file_that_cannot_be_written_is_named(capsys, tmp_path):
     assert said == f"error: {str(tmp_path / 'none' / 'file')!r} cannot be read or written: No such file or directory\n"
 
 
-def test_other_failures_are_not_hidden(capsys):
-    for error in (OSError("no connection"), ValueError("a mistake of ours")):
-        with pytest.raises(type(error)):
-            ends(raising(error), capsys)
-
-
 def test_tables_that_are_piped_are_not_cut(capsys, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     assert stdout().width == PIPED_WIDTH
@@ -124,15 +118,3 @@ def test_ctrl_c_is_not_lost_in_a_destructor(capsys):
         time.sleep(60)
 
     assert ends(work, capsys) == (130, "stopped; start again\n")
-
-
-def test_other_failures_of_destructors_are_told_as_ever(monkeypatch):
-    told = []
-    monkeypatch.setattr("sys.unraisablehook", lambda lost: told.append(lost.exc_type))
-
-    class Broken:
-        def __del__(self):
-            raise ValueError
-
-    assert finish(lambda: None, lambda options: Broken() and None, when_stopped="again") == 0
-    assert told == [ValueError]

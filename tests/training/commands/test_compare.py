@@ -15,12 +15,10 @@ import pytorch_lightning as pl
 
 import training.comparison.grid
 from gates.errors import GateError
-from gates.gating.budget import Budget
 from tests.training.runs import write_config
 from training.commands.table import run_command
 from training.comparison.grid import locked_directory
 from training.comparison.methods import LEARNED, Method
-from training.comparison.plan import check_budgets
 from training.report.reading import read_contents
 from training.runs.directory import UNFINISHED
 from training.scoring.scorers import SCORERS
@@ -129,21 +127,9 @@ def test_nothing_is_trained_again(finished, again, monkeypatch):
     assert (run / "comparison.csv").read_bytes() == before
 
 
-@pytest.mark.integration
-def test_what_changes_rivals_changes_their_experiments(finished, again):
-    """Options that act after fine-tuning reuse the dense model and nothing that was trained on from it; the control with
-    distillation is one row per seed."""
-    run = again("--methods", "his,dense+distil", "--budgets", "4", "--model.distil", "0.3")
-    before, table = pd.read_csv(finished[0] / "comparison.csv"), pd.read_csv(run / "comparison.csv")
-    retrained = set(before.loc[before["stage"] == "retrained", "experiment"])
-    assert not retrained & set(table.loc[table["stage"] == "retrained", "experiment"])
-    assert (table["method"] == "dense+distil").sum() == 2
-    assert table.loc[table["method"].isin(["dense", "dense+distil"]), "budget"].eq(8).all()
-
-
 @pytest.mark.nightly
 def test_a_mask_without_training_is_searched_on_the_dense_weights(finished, tmp_path):
-    """And one that training goes on with on weights that were trained with the gates; masks.json has both where they differ."""
+    """The mask for training is searched on weights that were trained with the gates. ``masks.json`` has both if they differ."""
     run, config = finished
     methods = ["--methods", f"{JOINT},{JOINT}+swap", "--budgets", "4,3,2", "--seeds", "0,1"]
     methods += ["--swap.significance", "0.9"]  # few examples decide
@@ -158,13 +144,6 @@ def test_a_mask_without_training_is_searched_on_the_dense_weights(finished, tmp_
         rows = table[(table["seed"] == entry["seed"]) & (table["budget"] == entry["budget"])]["experiment"]
         assert experiments[rows["retrained"]]["values"] == entry["mask"]
         assert experiments[rows["post hoc"]]["values"] == entry.get("post_hoc_mask", entry["mask"])
-    swaps = [one for one in experiments.values() if one["experiment"] == "swap"]
-    for learned in json.loads((tmp_path / "run" / "masks.json").read_text()):
-        if learned["method"] == JOINT:
-            assert {experiments[swap["start"]]["experiment"] for swap in swaps if swap["mask"] == learned["mask"]} >= {
-                "dense",
-                "learn",
-            }
 
 
 @pytest.mark.integration
@@ -235,42 +214,26 @@ def test_two_processes_end_with_complete_tables(tmp_path):
     ("arguments", "message"),
     [
         (["--methods", "learned,nonsense"], "unknown method 'nonsense'"),
-        (["--methods", "his+nonsense"], "modifier 'nonsense'"),
-        (["--methods", "his,his"], "given twice"),
-        (["--methods", "dense+swap"], "dense keeps all heads"),
         (["--budgets", "4,99"], "the budget is 99; expected a whole number from 0 to 8"),
         (["--budgets", "4,0.5"], "--budgets has 4 and 0.5, which both keep 4 heads in all"),
         (["--budgets", "8"], "nothing can be compared there"),
-        (["--budgets", "few"], "--budgets has 'few'"),
         (["--seeds", "0,-1"], "--seeds has -1"),
-        (["--seeds", "0,0"], "each once"),
         (["--prices", "0.1,-1"], "--prices has -1"),
-        (["--prices", "0.1,0.1"], "--prices has 0.1 twice"),
-        (["--prices", "0.1,{}"], "--prices has {}, which names no kind of heads"),
         (["--stages", "retrained,later"], "--stages has 'later'"),
-        (["--methods", "fisher(rearrange=true)+draws"], "draws around a ranking, but fisher(rearrange=true) has none"),
         (["--methods", "learned+draws", "--draws.temperature", "0"], "--draws.temperature is 0"),
         (["--methods", "his+swap", "--swap.passes", "1"], "expected at least 6"),
-        (["--methods", "his,learned", "--swap.passes", "40"], "add +swap to a method"),
         (["--methods", "learned+restarts+refit", "--restarts.rows", "64"], "add +restarts to a method without +refit"),
         (["--methods", "his,learned", "--draws.count=4"], "--draws.count is given, but nothing uses it; add +draws"),
-        (["--methods", "his,learned", "--distil.weight", "0.3"], "add +distil to a method"),
         (["--from_scratch_epochs", "3"], "add from scratch to --stages"),
-        (["--seeds", "4294967296"], "from 0 to 4294967295"),
         (["--methods", "learned(once=true)", "--budgets", "4,{encoder: 2}"], "learns once, for the smallest budget"),
-        (["--methods", "36,18"], "unknown method '36'"),
         (["--prices", "0.1,0.2"], "add lambda to --methods"),
         (["--seed", "5"], "--seeds has those of a comparison"),
         (["--ckpt_path=dense.ckpt"], "--ckpt_path is an option of training.fit"),
         (["--model.swaps", "40"], "here swaps are a method"),
         (["--model.budget", "3"], "--budgets has those of a comparison"),
-        (["--model.gate", "relaxed-top-k"], "here other gates are methods"),
         (["--trainer.limit_val_batches", "0"], "results need the selection and the test split"),
         (["--methods", "his,learned+distil", "--distil.weight", "2"], "distil is 2.0"),
-        (
-            ["--methods", "his,his+refit", "--model.freeze", "[classifier]"],
-            "fixes weights that a refit changes; remove +refit",
-        ),
+        (["--methods", "his,his+refit", "--model.freeze", "[classifier]"], "remove +refit"),
         (["--budgets", "4,2", "--model.minimum_per_layer", "2"], "needs 4 heads"),
     ],
 )
@@ -281,13 +244,6 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(arguments, message, tmp_pa
     assert message in error
     assert "Traceback" not in error
     assert not (tmp_path / "run" / "comparison.csv").exists()
-
-
-def test_budgets_of_the_same_total_are_refused_by_their_names():
-    sizes, options = {"encoder": 48, "decoder": 48, "cross": 48}, [{"encoder": 10}, {"decoder": 10}]
-    budgets = [Budget.parse(option, sizes) for option in options]
-    with pytest.raises(GateError, match=r"\{'encoder': 10\} and \{'decoder': 10\}, which both keep 106 heads in all"):
-        check_budgets(options, budgets, 144)
 
 
 @pytest.mark.integration
@@ -348,13 +304,13 @@ def test_a_comparison_killed_with_experiments_elsewhere_goes_on(tmp_path):
             assert not list(tmp_path.glob(".*.partial-*"))
 
 
-@pytest.mark.parametrize("command", ["fit", "compare"])
-def test_one_batch_is_not_all_batches(command):
-    """Python keeps ``Optional[Union[float, int]]`` of whichever library wrote it first, so each in a process of its own."""
+@pytest.mark.integration
+def test_one_batch_is_not_all_batches():
+    """Python keeps the ``Optional[Union[float, int]]`` of the first library that writes it, so in a process of its own."""
     read = {"1": "1", "1.0": "1.0", "0.5": "0.5", "null": "None"}
     code = (
         "from training.commands.table import COMMANDS; from training.cli.command_line import with_config\n"
-        f"parser = COMMANDS[{command!r}].parser()\n"
+        "parser = COMMANDS['compare'].parser()\n"
         f"for given in {list(read)}:\n"
         "    found = parser.parse_args(with_config(['--trainer.limit_train_batches', given]))\n"
         "    print(repr(found.trainer.limit_train_batches))"

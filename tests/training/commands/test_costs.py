@@ -3,10 +3,8 @@
 from functools import partial
 
 import pandas as pd
-import pytest
 
 from tests.training.commands.test_summary import run
-from training.commands.summary import COST_COLUMNS, split_costs
 from training.commands.table import run_command
 
 main = partial(run_command, "summary")
@@ -61,21 +59,3 @@ def test_tables_that_say_no_costs_are_named(tmp_path, capsys):
     assert main([run(tmp_path / "old", 0, [row[:4] for row in ROWS]), "--costs"]) == 2
     assert "do not say what selecting heads took" in capsys.readouterr().err
     assert main([str(tmp_path / "old"), "--truth", "programs", "--costs"]) == 2
-
-
-def test_examples_that_are_no_numbers_are_told(tmp_path, capsys):
-    file = tmp_path / "a" / "comparison.csv"
-    counted(tmp_path / "a")
-    file.write_text(file.read_text().replace("12345", "many"))
-    assert main([str(tmp_path / "a"), "--costs"]) == 2
-    assert "has 'many' in the column 'forward_examples', where a number is expected" in capsys.readouterr().err
-
-
-@pytest.mark.integration
-def test_a_comparison_writes_them(compared):
-    rows = pd.read_csv(compared[0] / "comparison.csv").assign(kinds="")
-    written = split_costs(rows)
-    assert written["selection, forward"].tolist() == rows["selection_forward_examples"].tolist()
-    his, dense = ((rows["method"] == name) & (rows["stage"] == "retrained") for name in ("his", "dense"))
-    assert (written.loc[his, COST_COLUMNS[:2]] > 0).all(axis=None)
-    assert written.loc[his, COST_COLUMNS[2:]].to_numpy() == pytest.approx(written.loc[dense, COST_COLUMNS[2:]].to_numpy())

@@ -45,32 +45,6 @@ def test_a_verdict_is_quoted_whole_or_by_stage(tmp_path, capsys):
     assert main([str(tmp_path / "nowhere"), "--verdict"]) == 2
 
 
-def test_bleu_is_in_points(tmp_path, capsys):
-    folder = tmp_path / "a"
-    folder.mkdir()
-    columns = ["seed", "method", "stage", "budget", "heads", "test_bleu"]
-    pd.DataFrame([(0, "his", "retrained", 10, 10, 23.456)], columns=columns).to_csv(folder / "comparison.csv", index=False)
-    (folder / "metrics.json").write_text(json.dumps({"heads": 72, "budgets_by_kind": {}}))
-    assert main([str(folder), "--metric", "test_bleu"]) == 0
-    out = capsys.readouterr().out
-    assert "| retrained | his | 23.5 |" in out
-    assert "percent" not in out
-
-
-def test_bytes_of_the_cache_are_whole_numbers(tmp_path, capsys):
-    """Of tables that have them; a mean over seeds, as of a metric."""
-    paths = [run(tmp_path / str(seed), seed, [("his", "post hoc", 18, 0.8)]) for seed in range(3)]
-    assert main([paths[0], "--metric", "kv_bytes_per_token"]) == 2
-    assert "expected one that all of these rows have: test_accuracy" in capsys.readouterr().err
-    for seed, path in enumerate(paths):
-        table = pd.read_csv(f"{path}/comparison.csv")
-        table.assign(kv_bytes_per_token=4000 + 128 * seed).to_csv(f"{path}/comparison.csv", index=False)
-    assert main([*paths, "--metric", "kv_bytes_per_token"]) == 0
-    out = capsys.readouterr().out
-    assert "| post hoc | his | 4,128 ± 128 |" in out
-    assert "3 seeds (0, 1, 2), kv_bytes_per_token." in out
-
-
 def comparison(folder, heads, *, metric="test_bleu", by_kind=None, quality=20.0):
     """Of 16 heads, with groups of two as the unit of budgets."""
     folder.mkdir()
@@ -116,13 +90,8 @@ def test_damaged_results_are_named(metrics, tmp_path, capsys):
     (tmp_path / "a" / "metrics.json").write_text(metrics)
     assert main([path, "--metric", "test_bleu"]) == 2
     assert f"metrics.json or comparison.csv in {path!r} is not as" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("arguments", [["nowhere"], ["--metric", "test_bleu"], ["--metric", "method"]])
-def test_what_is_not_there_is_named(tmp_path, capsys, arguments):
-    good = run(tmp_path / "a", 0, [("his", "post hoc", 18, 0.8)])
-    assert main([good, *arguments]) == 2
-    assert arguments[-1] in capsys.readouterr().err
+    assert main(["nowhere"]) == 2
+    assert "nowhere" in capsys.readouterr().err
 
 
 def test_within_a_time_a_mean_is_over_seeds_however_many_heads_they_keep(tmp_path, capsys):
@@ -169,8 +138,6 @@ def seeds_with(folder, changes, method="his"):
     [
         ({"model.learning_rate": 2e-3}, "model.learning_rate is 0.001 in the first and 0.002 in the second"),
         ({"data.init_args.batch_size": 32, "trainer.precision": "bf16"}, "data.init_args.batch_size is 16"),
-        ({"trainer.precision": "bf16-mixed"}, "trainer.precision is '32-true'"),
-        ({"average_last": 5}, "average_last is 1 in the first and 5"),
         ({"ckpt_path": "x.ckpt"}, "ckpt_path is None"),
     ],
 )
@@ -193,11 +160,6 @@ def test_no_mean_is_taken_over_other_options(changes, said, tmp_path, capsys):
 def test_a_mean_is_taken_over_seeds(changes, tmp_path, capsys):
     assert main(seeds_with(tmp_path, changes)) == 0
     assert "| post hoc | his | 80.5 ± 0.7 |" in capsys.readouterr().out
-
-
-def test_results_that_no_mean_puts_together_may_be_of_other_options(tmp_path, capsys):
-    assert main(seeds_with(tmp_path, {"model.learning_rate": 2e-3}, method="random")) == 0
-    assert "±" not in capsys.readouterr().out.split("\n\n")[0]
 
 
 def test_what_is_known_of_the_truth_is_a_table_of_programs_or_of_methods(tmp_path, capsys):

@@ -141,7 +141,7 @@ def test_trained_models_are_read_and_exported_again(timed_run, tmp_path):
 
 
 def test_a_table_is_measured_where_none_is_given_and_read_where_the_run_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(in_time, "measured_table", lambda setup, data: tiny_table())
+    monkeypatch.setattr(in_time, "measured_table", lambda setup, data, **_: tiny_table())
     setup, data = make_setup(budget="7ms"), make_data()
     assert limit_of(timed(setup, RunDirectory(tmp_path), data)) == TimeLimit(7.0, tiny_table())
     assert list(tmp_path.iterdir()) == []
@@ -151,6 +151,13 @@ def test_a_table_is_measured_where_none_is_given_and_read_where_the_run_goes_on(
     assert limit_of(timed(setup, RunDirectory(tmp_path), data)) == TimeLimit(7.0, tiny_table())
     counted = make_setup(budget=3)
     assert timed(counted, RunDirectory(tmp_path), data) is counted
+
+
+@pytest.mark.parametrize("budget", ["0.0001ms", "0.0001x"])
+def test_a_time_far_below_that_of_the_model_is_refused_before_the_measurement(budget, tmp_path, monkeypatch):
+    monkeypatch.setattr(in_time, "measure_table", None)
+    with pytest.raises(GateError, match=f"the budget is {budget}, but the model takes about .* without any head"):
+        timed(make_setup(budget=budget), RunDirectory(tmp_path), make_data())
 
 
 def test_several_processes_do_not_measure_at_once():
@@ -225,7 +232,7 @@ def test_a_comparison_measures_one_table_and_goes_on_with_it(tmp_path, monkeypat
     own = ["--config", write_config(tmp_path), "--run_dir", str(tmp_path / "comparison"), "--methods", "random,his"]
     line = [*own, "--budgets", "0.9x", "--seeds", "0", "--stages", "post hoc"]
     measured = []
-    monkeypatch.setattr(in_time, "measured_table", lambda *given: measured.append(given) or tiny_table())
+    monkeypatch.setattr(in_time, "measured_table", lambda *given, **_: measured.append(given) or tiny_table())
     assert run_command("compare", line) == 0
     assert run_command("compare", line) == 0
     assert len(measured) == 1

@@ -87,10 +87,11 @@ def test_the_chart_has_a_line_for_each_method_and_the_dense_model_across(tmp_pat
 
 
 def test_the_summary_of_a_run_is_flat_and_says_what_was_lost():
-    measured = {"select_accuracy": 0.9, "test_loss": 0.3, "steps": 12, "seconds": 2.5, "peak_memory_mb": None}
+    measured = {"select_accuracy": 0.9, "steps": 12, "seconds": 2.5, "peak_memory_mb": None}
     of = {("dense", "post hoc"): 0.95, ("learned", "post hoc"): 0.6, ("learned", "retrained"): 0.92}
     rows = [
         {"method": method, "stage": stage, "heads": 8 if method == "dense" else 3, "test_accuracy": value, **measured}
+        | {"test_loss": 1 - value}
         for (method, stage), value in of.items()
     ]
     described = {"method": "learned", "kept": 3, "by_site": {"encoder.0": 3}, "result": rows[-1], "train_seconds": 5.0}
@@ -100,6 +101,7 @@ def test_the_summary_of_a_run_is_flat_and_says_what_was_lost():
     assert summary["post_hoc/test/accuracy/learned"] == 0.6
     assert summary["test/accuracy/dense"] == 0.95  # which was not trained on
     assert summary["test/accuracy/drop"] == pytest.approx(0.03)
+    assert summary["test/loss/drop"] == pytest.approx(0.03)  # above 0 if the pruned model is worse
     assert (summary["heads/kept"], summary["heads/all"], summary["heads/kept/encoder.0"]) == (3, 8, 3)
     assert (summary["select/accuracy"], summary["cost/steps"], summary["cost/train_seconds"]) == (0.9, 12, 5.0)
     assert "cost/peak_memory_mb" not in summary
