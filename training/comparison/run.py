@@ -28,6 +28,7 @@ from gates.surgery.remove import why_not_removable
 from training.cli.command_line import CommandLine
 from training.cli.exit import advised, stdout
 from training.comparison.cache import Experiment, ExperimentCache, run_inputs
+from training.comparison.estimate import estimate
 from training.comparison.experiments import Experiments, read_weights, weights_of
 from training.comparison.latency import achieved, keep_table, timed
 from training.comparison.methods import CHEAP_RIVALS, Method, check_given_masks, file_name, mask_found_by, own_method
@@ -423,6 +424,8 @@ def train_and_compare(
     is_automatic = setup.model.budget == AUTO
     experiments = open_experiments(setup, asked, run, first=first)
     prepare(experiments, run, resolved, first=first)
+    if expected := estimate(experiments, asked):
+        say(expected)
     wandb_logger = make_logger(setup.wandb, run.path, yaml.safe_load(resolved))
     loggers = [CSVLogger(run.path, name="", version=""), *([wandb_logger] if wandb_logger else [])]
     if is_automatic:
