@@ -97,7 +97,7 @@ class Gating:
         max_loss: With ``budget: auto``, what the model may lose on the selection split: points of the main metric, or percent
             of it for perplexities. The end of the 95 % interval counts.
         latency_table: for a budget in time, the file that says how long the model takes with which heads, as
-            ``python -m training latency`` writes it (default: measured when the run begins, and kept as RUN_DIR/latency.json).
+            ``head-gates latency`` writes it (default: measured when the run begins, and kept as RUN_DIR/latency.json).
         price: with ``budget: null``, where it must be given, lambda of Voita et al. 2019: the price of one expected open head,
             or one per kind. The number of heads that stay then follows from it. ``clamped-linear`` gates pay it with a budget
             too, 0.01 by default.
