@@ -1,23 +1,25 @@
-# Two commands do everything on a fresh machine: `make fit` and `make test`.
+# Each command installs into .venv what it needs, once: `make fit` the package, `make test` the tests, the others everything.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-READY := $(VENV)/.ready
+PACKAGE := $(VENV)/.ready-package
+TEST := $(VENV)/.ready-test
+DEV := $(VENV)/.ready-dev
 
 .PHONY: install fit test test-all test-nightly test-oldest check docs clean
 
-install: $(READY)  ## set up alone
+install: $(DEV)  ## set up alone, with all tools for developers
 
-fit: $(READY)  ## set up, then the main job on the embedded default
+fit: $(PACKAGE)  ## set up, then the main job on the embedded default
 	OMP_NUM_THREADS=1 $(BIN)/python -m training.fit  # one thread: the embedded model is too small for more
 
-test: $(READY)  ## set up, then the unit tests and some commands
+test: $(TEST)  ## set up, then the unit tests and some commands
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not integration and not nightly"
 
-test-all: $(READY)  ## all tests but the nightly ones
+test-all: $(DEV)  ## all tests but the nightly ones
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not nightly"
 
-test-nightly: $(READY)  ## faults, error rates, notebooks, memory, several processes
+test-nightly: $(DEV)  ## faults, error rates, notebooks, memory, several processes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m nightly
 
 OLDEST := .venv-oldest
@@ -32,20 +34,25 @@ test-oldest:  ## the library and short runs on the oldest PyTorch and Transforme
 		tests/training/test_fit_architectures.py tests/training/test_fit_images.py tests/training/test_fit_tags.py \
 		tests/training/test_fit_causal_lm.py tests/training/test_fit_translation.py
 
-check: $(READY)  ## style, types and imports
+check: $(DEV)  ## style, types and imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 docs: export NO_MKDOCS_2_WARNING := 1
-docs: $(READY)  ## the documentation as a site: open site/index.html
+docs: $(PACKAGE)  ## the documentation as a site: open site/index.html
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
 	$(BIN)/mkdocs build --strict
 
-$(READY): pyproject.toml constraints.txt
+$(DEV): EXTRAS := [dev]
+$(DEV): READY := $(DEV) $(TEST) $(PACKAGE)
+$(TEST): EXTRAS := [test]
+$(TEST): READY := $(TEST) $(PACKAGE)
+$(PACKAGE): READY := $(PACKAGE)
+$(DEV) $(TEST) $(PACKAGE): pyproject.toml constraints.txt
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
-	@echo "installing into $(VENV), once: 2.6 GB, some minutes"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	@echo "installing head-gates$(EXTRAS) into $(VENV), once; this takes some minutes"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".$(EXTRAS)"
 	touch $(READY)
 
 clean:

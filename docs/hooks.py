@@ -23,7 +23,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Return a page whose references are links, if the page describes what they name, or else the name alone."""
+    """Return a page with references as links. A reference to a name that the page does not describe becomes the name alone."""
 
     def shown(match: re.Match[str]) -> str:
         name = match[1].rpartition(".")[2]

@@ -14,10 +14,13 @@ from typing import Any
 
 import matplotlib
 import pandas as pd
+from matplotlib.colors import same_color
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.text import Text
 
 from gates.roles.roles import RULES
-from training.plotting import COLOURS, INK, legend_on_the_right, method_styles, styled
+from training.plotting import COLOURS, INK, method_styles, styled
 from training.report.captions import STAGE_TITLES
 from training.report.contents import Course, ReportData
 from training.report.figures import DENSE, draw_quality, masks_by_method, recoveries, ticks, what_is_drawn
@@ -37,14 +40,14 @@ SCREENS = {"paper": ("#ffffff", "#1b1e24"), "ink": (INK, "#e4e6ea")} | {
 }
 """Name to the colours on light and on dark screens; matplotlib draws with the first, the file refers to the name."""
 TASKS = {
-    "agreement of the verb": "agreement_seeds",
+    "number of the verb (agreement)": "agreement_seeds",
     "entailment (SICK)": "sick_seeds",
     "sentiment (SST-2)": "sst2_seeds",
-    "kinds of questions (TREC)": "trec_seeds",
+    "kind of a question (TREC)": "trec_seeds",
 }
-"""What the picture of four tasks calls the folders of their results."""
+"""The titles of the four tasks, and the folders of their results."""
 FRONT = {"learned": "learned gates", "his": "Head Importance Score", "random": "random heads"}
-"""The methods of the picture on the front page, and what it calls them."""
+"""The methods of the picture on the front page, and their titles."""
 REFITTED = {"learned": "learned+restarts+refit", "his": "his+refit", "random": "random+refit"}
 """The same methods with a refit."""
 HEADS = ("agreement_from_dense", "learned", 9)
@@ -64,13 +67,13 @@ SVG: dict[Any, Any] = {
 
 @styled
 def front() -> Figure:
-    """The mean accuracy over the four tasks against the heads that are kept, for the mask alone and with a refit."""
+    """Draw the mean accuracy over the four tasks against the heads that are kept, for the mask alone and with a refit."""
     folders = [name for seeds in TASKS.values() for name in (seeds, seeds.replace("_seeds", "_from_dense"))]
     rows = pd.concat([pd.read_csv(RESULTS / folder / "comparison.csv").assign(task=folder.split("_")[0]) for folder in folders])
     rows = rows[rows["stage"] == "post hoc"].drop_duplicates(["task", "method", "heads", "seed"])
     cells = 100 * rows.groupby(["method", "heads", "task"])["test_accuracy"].mean().unstack()
     mean = cells.dropna().mean(axis=1)  # where all tasks have a result
-    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+    figure = Figure(figsize=(5.4, 4.4), layout="constrained")  # narrow, so that a phone can show it
     axes = figure.subplots()
     [(heads, dense)] = mean["dense"].items()
     axes.axhline(dense, color=INK, linewidth=1, linestyle=":", label=f"all {heads} heads")
@@ -88,21 +91,23 @@ def front() -> Figure:
     axes.minorticks_off()
     axes.set_xlabel(f"attention heads that stay, of {heads}")
     axes.set_ylabel("mean test accuracy, %")
-    axes.legend(fontsize=8, frameon=False, loc="lower right")
+    figure.legend(fontsize=8.5, frameon=False, loc="outside lower center", ncols=2)
     return figure
 
 
 @styled
 def four_tasks() -> Figure:
-    """The mask alone on four tasks: accuracy as heads are taken away."""
-    figure = Figure(figsize=(8.6, 5.4), layout="constrained")
+    """Draw the accuracy on four tasks as heads are removed, with the mask alone."""
+    figure = Figure(figsize=(5.8, 6.2), layout="constrained")
     contents = {task: read_contents(RESULTS / folder) for task, folder in TASKS.items()}
     styles = method_styles(list(dict.fromkeys(method for one in contents.values() for method in one.methods)))
-    panels = figure.subplots(2, 2).flat
+    panels = list(figure.subplots(2, 2).flat)
     for axes, (task, one) in zip(panels, contents.items(), strict=True):
         draw_quality(axes, one, "post hoc", styles)
         axes.set_title(task, fontsize=9)
-    legend_on_the_right(figure, panels[0], [*styles, DENSE])
+    lines = dict(zip(*reversed(panels[0].get_legend_handles_labels()), strict=True))
+    names = sorted(lines, key=[*styles, DENSE, *lines].index)
+    figure.legend([lines[name] for name in names], names, loc="outside lower center", ncols=3, frameon=False, fontsize=8.5)
     figure.suptitle(f"{STAGE_TITLES['post hoc']}; {what_is_drawn(one, 'post hoc')}", fontsize=9)
     return figure
 
@@ -124,14 +129,17 @@ def of_pages() -> Iterator[tuple[str, Figure]]:
 
 
 def of_gates() -> tuple[ReportData, Course, str]:
-    """The results of :data:`HEADS`, its gates over training, and what their pictures are called."""
+    """Return the results of :data:`HEADS`, the gates over training, and the title of their pictures."""
     folder, method, budget = HEADS
     contents = read_contents(RESULTS / folder)
     return contents, contents.courses[method, budget], f"gates of {method}, {contents.label(budget)}"
 
 
 def svg(figure: Figure) -> str:
-    """A figure as an SVG whose colours follow the reader's screen."""
+    """Return a figure as an SVG whose colours follow the reader's screen."""
+    for part in figure.findobj(lambda one: isinstance(one, Text | Line2D)):
+        if same_color(part.get_color(), "white"):  # drawn on a dark cell, which is dark on every screen
+            part.set_color("#fefefe")
     buffer = io.StringIO()
     with matplotlib.rc_context(SVG):
         figure.set_facecolor(SVG["figure.facecolor"])

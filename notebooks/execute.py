@@ -15,14 +15,14 @@ FOLDER = Path(__file__).parent
 
 
 def execute(path: Path) -> nbformat.NotebookNode:
-    """A notebook with the outputs of its cells; an error in a cell is raised."""
+    """Run a notebook and return it with the outputs of its cells; an error in a cell is raised."""
     notebook = nbformat.read(path, as_version=4)
     NotebookClient(notebook, timeout=300, record_timing=False, resources={"metadata": {"path": str(FOLDER)}}).execute()
     return notebook
 
 
 def portable(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """Without warnings of libraries, which name paths, and without the version of Python."""
+    """Remove warnings of libraries, which name paths, and the version of Python."""
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]

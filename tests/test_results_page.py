@@ -77,7 +77,7 @@ def test_where_learned_gates_have_the_best_mean():
 
 def test_where_gates_are_significantly_above():
     alone = {(task, heads): above(f"{task}_seeds", "post hoc", heads, "learned") for task in TASKS for heads in (18, 9, 4)}
-    assert "At 9 heads `learned` is above both ends of entropy and random heads on three of four tasks" in PAGE
+    assert "At 9 heads `learned` is significantly above both kinds of entropy and random heads on three of four" in PAGE
     assert [alone[task, 9] >= {*ENTROPY, "random"} for task in TASKS] == [True, False, True, True]
     assert "At 4 heads it is above entropy on agreement only" in PAGE
     assert [alone[task, 4] for task in TASKS] == [ENTROPY, set(), set(), set()]
@@ -113,7 +113,7 @@ def test_what_a_refit_gives_back():
         assert abs(mean["obs+refit"] - mean[OURS]) < 0.45
     table = pd.DataFrame(shares).T
     least, most = (table.agg(of) for of in ("min", "max"))
-    assert f"it returns {100 * least['obs']:.0f} to {percent(most['obs'])} of what the masks of `obs` lose" in PAGE
+    assert f"it returns {100 * least['obs']:.0f} to {percent(most['obs'])} of the loss for the masks of `obs`" in PAGE
     assert f"and {100 * least['his']:.0f} to {percent(most['his'])} for HIS" in PAGE
     reached = table >= 2 / 3
     assert reached[["learned", "obs"]].all(axis=None)
@@ -156,8 +156,8 @@ def test_what_is_lost_after_training_on():
     lost = pd.DataFrame({task: mean["dense"] - mean for task in TASKS for mean in [mean_of(task, ON)]})
     share = {name: lost.loc[name] / lost.loc["his"] for name in lost.index}
     ours = share[OURS].map(percent)
-    said = f"meets it on SST-2 ({ours['sst2']}), just misses it on agreement ({ours['agreement']}), and misses it on TREC "
-    assert f"{said}({ours['trec']}) and SICK ({ours['sick']})" in PAGE
+    shown = f"{ours['sst2']} of that of HIS on SST-2, {ours['agreement']} on agreement, {ours['trec']} on TREC"
+    assert f"{shown} and {ours['sick']} on SICK" in PAGE
     assert (share[OURS] <= 0.5).to_dict() == {"agreement": False, "sick": False, "sst2": True, "trec": False}
     assert (share["obs+refit"] <= 0.5).to_dict() == {"agreement": True, "sick": False, "sst2": True, "trec": True}
     assert (share["learned"] > 0.5).all()
@@ -177,7 +177,7 @@ def test_how_many_gates_close_by_themselves():
     for task in TASKS:
         rows = rows_of(f"{task}_from_dense").query("stage == 'post hoc'")
         closed += list(rows.groupby("method")["closed_by_gates"].mean().dropna())
-    assert f"{100 * min(closed):.0f} to {percent(max(closed))} had closed by themselves" in PAGE
+    assert f"{100 * min(closed):.0f} to {percent(max(closed))} were closed by training" in PAGE
 
 
 def test_what_masks_cost_at_equal_total_cost():
@@ -190,12 +190,12 @@ def test_what_masks_cost_at_equal_total_cost():
     left = table["steps"].unstack().iloc[0]
     paid = left["dense"] - left
     assert paid["his"] == paid["obs"]
-    assert f"Of {left['dense']:.0f} steps gates cost the 94 that they train for, HIS and `obs` {paid['his']:.0f}" in PAGE
-    assert f"a refit {paid['obs+refit'] - paid['obs']:.0f} more, and HIES {paid['hies']:.0f}" in PAGE
+    assert f"{left['dense']:.0f} training steps. Gates cost 94 steps, HIS and `obs` {paid['his']:.0f}" in PAGE
+    assert f"and HIES {paid['hies']:.0f}. A refit costs {paid['obs+refit'] - paid['obs']:.0f} more" in PAGE
     accuracy = 100 * table["test_accuracy"].unstack()
     mean = accuracy.mean()
     by = [f"{mean['obs'] - mean[name]:.1f}" for name in ("learned", "hies", "his")]
-    assert "by {} points of `learned`, {} of HIES and {} of HIS".format(*by) in PAGE
+    assert "{} points above `learned`, {} above HIES and {} above HIS".format(*by) in PAGE
     assert mean.drop("dense").nlargest(2).index.tolist() == ["obs+refit", "obs"]
     assert (accuracy["learned"] > accuracy["his"]).sum() == 3
     assert (accuracy["learned"] < accuracy["hies"]).sum() == 3
@@ -215,7 +215,7 @@ def test_the_small_gpt():
     assert f"{best}, and at 12 heads {mean[12, 'learned(start=obs)+refit']:.1f}, as `obs` itself" in PAGE
     cache = by_seed("gpt_refit", "kv_bytes_per_token", seeds=3).mean(axis=1)["post hoc"]
     assert (cache[24] > 0.85 * cache[48, "dense"]).all()
-    assert "At 24 of 48 heads it is hardly smaller than the dense one" in PAGE
+    assert "At 24 of 48 heads it is almost as large as the dense one" in PAGE
     assert (cache[12] < cache[48, "dense"] / 2).all()
 
 
@@ -227,7 +227,9 @@ def test_the_small_gpt_trained_on():
     assert shown in PAGE
     assert brown.drop("dense").mean(axis=1).idxmin() == "his+refit"
     first = (brown.drop("dense").idxmin() == "his+refit").sum()
-    assert f"refitted HIS has the best mean, {brown.loc['his+refit'].mean():.1f}, in {WORDS[first]} of three seeds" in PAGE
+    assert (
+        f"refitted HIS has the best mean, {brown.loc['his+refit'].mean():.1f}. It is first in {WORDS[first]} of three" in PAGE
+    )
 
 
 def test_gates_on_a_translator():
@@ -258,11 +260,11 @@ def test_the_encoder_alone():
     bleu, loss = (by_seed(folder, name).droplevel("heads") for name in ("test_bleu", "test_loss"))
     alone, on, lost = bleu.loc["post hoc"].mean(axis=1), bleu.loc[ON], loss.loc[ON]
     by = {name: f"{alone['dense'] - alone[name]:.2f}" for name in ("learned", "his")}
-    assert f"lose {by['learned']} BLEU with the mask alone, those of HIS {by['his']}" in PAGE
+    assert f"these heads lose {by['learned']} BLEU and those of HIS {by['his']}" in PAGE
     mean = on.mean(axis=1).map("{:.2f}".format)
     assert f"`learned` has {mean['learned']}, HIS {mean['his']} and the dense model {mean['dense']}" in PAGE
-    assert f"ahead in {WORDS[(on.loc['learned'] > on.loc['his']).sum()]} of five seeds" in PAGE
-    assert f"below HIS in {WORDS[(lost.loc['learned'] < lost.loc['his']).sum()]} of five seeds" in PAGE
+    assert f"ahead in BLEU in {WORDS[(on.loc['learned'] > on.loc['his']).sum()]} of five seeds" in PAGE
+    assert f"its test loss is lower in {WORDS[(lost.loc['learned'] < lost.loc['his']).sum()]} of five" in PAGE
     assert f"It is {(on.loc['learned'] - on.loc['random']).mean():.1f} above random heads, significantly" in PAGE
     tests = p_values(folder, ON)
     assert tests["learned", "random"] < 0.05
@@ -276,16 +278,17 @@ def test_the_embedded_example_with_the_mask_alone():
     ahead, significant = six.mean(axis=1), above("embedded_seeds", "post hoc", 6, "learned")
     assert significant == {*ENTROPY, "random"}
     high, low = ahead["entropy"], ahead["entropy(keep=high)"]
-    assert f"(by {high:.1f} and {low:.1f} points) and random heads ({ahead['random']:.1f})" in PAGE
+    shown = f"`entropy` (by {high:.1f} points), `entropy(keep=high)` ({low:.1f}) and random heads ({ahead['random']:.1f})"
+    assert shown in PAGE
     near = six.drop(list(significant))
-    assert f"ahead by {near.mean(axis=1).min():.1f} to {near.mean(axis=1).max():.1f} points, in six to nine of ten" in PAGE
+    by = f"{near.mean(axis=1).min():.1f} to {near.mean(axis=1).max():.1f} points"
+    assert f"ahead of the other scores by {by}, in six to nine of ten" in PAGE
     assert [(near > 0).sum(axis=1).min(), (near > 0).sum(axis=1).max()] == [6, 9]
     four = masked.loc[4].mean(axis=1).sort_values(ascending=False)
     assert set(four.index[:3]) == {"obs", "hies", "learned"}
     assert round(four.iloc[0] - four["learned"], 1) == 0.5
     closed = rows_of("embedded_seeds", 10).query("method == 'learned'").groupby("budget")["closed_by_gates"].mean()
-    shown = f"At six heads {percent(closed[6])} of the closed gates had closed by themselves, at four {percent(closed[4])}."
-    assert shown in PAGE
+    assert f"{percent(closed[6])} of the closed gates at six heads, and {percent(closed[4])} at four." in PAGE
 
 
 def test_the_embedded_example_trained_on():
@@ -295,7 +298,8 @@ def test_the_embedded_example_trained_on():
     others = ahead.drop("entropy")
     assert [others.min(), others.max()] == [7, 9]
     by = {name: f"{(on.loc[name] - on.loc['learned']).mean():.1f}" for name in ("leave-one-out", "his")}
-    assert f"leave-one-out in nine, by {by['leave-one-out']} points in the mean, HIS in eight, by {by['his']}" in PAGE
+    shown = f"Leave-one-out is ahead in nine seeds, by {by['leave-one-out']} points in the mean, HIS in eight, by {by['his']}"
+    assert shown in PAGE
     best = on.drop("learned").mean(axis=1).max() - on.loc["learned"].mean()
     assert f"by {best:.1f} points in the mean" in PAGE
     tests = p_values("embedded_seeds_retrained", "retrained")
@@ -308,9 +312,9 @@ def test_the_embedded_example_trained_on():
         ("start by optimal brain surgeon", 2.0, 0.3, "2.0 and 2.7 alone"),
         ("behind a refit", 2.7, -0.5, "2.0 and 2.7 alone"),
         ("started by optimal brain surgeon, behind a refit", 5.1, -0.1, "5.1 points together"),
-        ("gate learning rate 0.1", 0.8, 0.7, "0.7 there and 0.8 with the mask alone"),
+        ("gate learning rate 0.1", 0.8, 0.7, "adds 0.7 points, and 0.8 with the mask alone"),
         ("together with the weights", -2.1, -0.6, "are 0.6 points behind gates on frozen weights, and 2.1 with the mask alone"),
-        ("refined by swaps", 1.6, 0.3, "Swaps are worth 1.6 points with the mask alone and 0.3 after training."),
+        ("refined by swaps", 1.6, 0.3, "Swaps add 1.6 points with the mask alone and 0.3 after training."),
     ],
 )
 def test_what_the_parts_of_the_method_are_worth(lever, alone, on, said):
@@ -343,4 +347,4 @@ def test_how_far_seeds_lie_apart():
     assert (trained < 2).mean() >= 0.9
     assert round((alone < 2).mean(), 1) == 0.3
     page = (ROOT / "docs" / "explanation" / "statistics.md").read_text(encoding="utf-8")
-    assert f"It is up to {alone.max():.0f} points" in page
+    assert f"The largest is {alone.max():.0f} points" in page

@@ -1,4 +1,4 @@
-"""Count what the project's style forbids in docstrings, comments, messages, help and pages.
+"""Count the words and constructions that the project's style forbids, in docstrings, comments, messages, help and pages.
 
     python -m tools.language [PATH ...] [--list]
 
@@ -57,29 +57,7 @@ PRIVATE_NAMES = {
 }
 """Words that no name of a function, class, argument or variable contains."""
 
-VERB_LIST = """
-abort accept accumulate adapt add align answer append apply ask assemble assert assign attach attend average begin bind
-bootstrap bring broadcast build cache calculate call cancel cast center change check choose clamp clean clear clip clone close
-collate collect colour combine compare complete compress compute concatenate configure connect construct continue convert copy
-correct correlate count create cut decide decode decrease define delete derive describe detach detect determine disable
-discard divide do download drain draw drop dump enable encode end enforce ensure enter escape estimate evaluate exclude
-execute exit expand explain export expose extend extract fail fill filter find fine-tune finish fit fix flag flatten flip fold
-follow force format forward free freeze gather generate get give group guess handle hash hide hold identify ignore implement
-import include increase index infer initialise initialize insert inspect install interpolate interrupt intersect invert
-iterate join judge keep label launch lay learn leave let limit link list listen load localise locate lock log look make map
-mark mask match measure merge mix modify mount move multiply name normalise normalize note number observe offer open optimise
-order override pack pad parse partition pass patch perform permute pick place plan plot point pool pop predict prepare prevent
-print produce project propagate prove prune publish put quantise query raise randomise rank read rebuild receive recompute
-record recover reduce refer refine refit refuse register regress release reload remember remove rename render repair repeat
-replace replicate report represent request require rescale reset reshape resolve restore restrict resume retrain retry return
-reuse reverse rewind rewrite root rotate round route run sample save say scale scan scatter schedule score search select send
-separate serialise serve set share shift show shrink shuffle shut simulate skip slice smooth solve sort spawn specify split
-spread stack stamp start state step stop store stream strip submit subset substitute subtract suggest sum summarise supply
-support suspend swap switch sync synchronise take tell terminate test tie time tokenise track train transform translate
-transpose treat trim truncate try turn undo unfreeze unpack update upload use validate verify visit wait walk warm warn weight
-work wrap write yield zero
-"""
-VERBS = frozenset(VERB_LIST.split())
+VERBS = frozenset(Path(__file__).with_name("verbs.txt").read_text(encoding="utf-8").split())
 """First words of docstrings of functions and methods."""
 
 ENTRY = re.compile(r"^(\s*)(\*{0,2}\w+(?:, \*{0,2}\w+)*)(?: \([^)]*\))?: (.*)$")
@@ -227,7 +205,7 @@ def _sentences(body: str, *, has_sections: bool) -> Iterator[tuple[int, str]]:
     lines = [*body.split("\n"), ""]
 
     def flush() -> Iterator[tuple[int, str]]:
-        for sentence in re.split(r"(?<=[.!?])[)\"']?\s+(?=[^a-z])|(?<=;)\s+", " ".join(paragraph)):
+        for sentence in re.split(r"(?<=[.!?])[)\"'*]*\s+(?=[^a-z])|(?<=;)\s+", " ".join(paragraph)):
             if sentence.strip():
                 yield begin, sentence.strip()
         paragraph.clear()

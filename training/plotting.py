@@ -13,13 +13,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import MaxNLocator, NullFormatter
 from PIL import Image
 from torch import Tensor
 
 from gates.attention.sites import KINDS, AttentionSite
 from gates.scores.ranking import jaccard
-from training.stats.numbers import unit
+from training.config.comparison import POST_HOC, RETRAINED
+from training.stats.numbers import shown, unit
 from training.stats.tables import overlap
 
 INK = "#1c1f23"
@@ -27,20 +28,23 @@ INK = "#1c1f23"
 COLOURS = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999933", "#7767E6", "#73481D", "#990086", "#7D838C",
 )  # fmt: skip
-"""Okabe and Ito's colours, distinguishable for colour-blind readers (their yellow, faint on white, is an olive here), then a
-violet, a brown, a magenta and a grey that stand apart from them; all can be seen on white and on near black."""
+"""Okabe and Ito's colours for colour-blind readers, with an olive in place of their yellow, and four more.
+
+All can be seen on white and on near black."""
 OF_METHODS = {"learned": COLOURS[0], "his": COLOURS[1], "random": COLOURS[-1]}
 """Colours of the methods that most pictures hold; no other method has them while others are left."""
 MARKERS = "osD^vP*X<>"
 DASHES: tuple[Any, ...] = ("-", "--", (0, (1, 1.2)), "-.", (0, (5, 1, 1, 1, 1, 1)))
+LETTER = 0.07
+"""Inches of a letter of a legend, about."""
 MAP = "cividis"
-"""Of heat maps: perceptually uniform, and the same for colour-blind readers."""
+"""The colours of heat maps: perceptually uniform, and the same for colour-blind readers."""
 STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 9.5,
     "legend.fontsize": 8,
     "legend.frameon": False,
-    "legend.handlelength": 2.8,  # shows the dashes beside the marker
+    "legend.handlelength": 2.8,  # shows the dashes around the marker
     "text.color": INK,
     "axes.labelcolor": INK,
     "axes.edgecolor": INK,
@@ -89,11 +93,21 @@ def method_styles(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 def legend_on_the_right(figure: Figure, axes: Axes, order: Sequence[str] = ()) -> Legend:
     """Write the names of the lines on the right of the picture."""
+    return figure.legend(*_ordered(axes, order), loc="outside right upper", alignment="left")
+
+
+def legend_below(figure: Figure, axes: Axes, order: Sequence[str] = ()) -> Legend:
+    """Make the picture higher and write the names of the lines below it, in as many columns as fit."""
+    handles, labels = _ordered(axes, order)
+    columns = max(1, int(figure.get_figwidth() / (0.65 + LETTER * max(map(len, labels)))))
+    figure.set_figheight(figure.get_figheight() + 0.19 * -(-len(labels) // columns))
+    return figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+
+
+def _ordered(axes: Axes, order: Sequence[str]) -> tuple[list[Any], list[str]]:
     handles, labels = axes.get_legend_handles_labels()
     places = sorted(range(len(labels)), key=lambda at: order.index(labels[at]) if labels[at] in order else len(order))
-    return figure.legend(
-        [handles[at] for at in places], [labels[at] for at in places], loc="outside right upper", alignment="left"
-    )
+    return [handles[at] for at in places], [labels[at] for at in places]
 
 
 def spread_widely_(axes: Axes, values: Iterable[float], *, axis: Literal["x", "y"] = "y") -> None:
@@ -116,9 +130,9 @@ def draw_by_kind(
     """Draw layer x head pictures, one panel per kind of attention.
 
     Args:
-        draw: Draws one panel, given its axes and a grid ``[layers, heads]`` of each of the values, NaN where there is no head.
-        values: Numbers per head, ``[heads]`` each.
-        width: Inches beside the panels.
+        draw: A function that draws one panel from its axes and a grid ``[layers, heads]`` of each value. NaN means no head.
+        values: The numbers per head, ``[heads]`` each.
+        width: The inches left and right of the panels.
     """
     ends = np.cumsum([site.heads for site in sites])[:-1]
     kinds = [kind for kind in KINDS if any(site.kind == kind for site in sites)]
@@ -147,42 +161,49 @@ def gate_heat_map(sites: Sequence[AttentionSite], values: Tensor, *, title: str)
         axes.imshow(grid, cmap=MAP, vmin=0, vmax=1, aspect="auto")
 
     figure = draw_by_kind(sites, draw, values.numpy(), title=title)
-    figure.colorbar(figure.axes[0].images[0], ax=figure.axes, label="gate")
+    figure.colorbar(figure.axes[0].images[0], ax=figure.axes, label="gate", ticks=(0, 0.5, 1))
     return figure
 
 
 @styled
 def quality_by_budget(curve: pd.DataFrame, comparison: pd.DataFrame, *, metric: str, lower_is_better: bool = False) -> Figure:
-    """Draw quality against heads kept: a line per ranking post hoc, and points at the run's budget for retrained models.
+    """Draw quality on the selection split: on the left the mask alone at every budget, on the right the retrained models.
+
+    Each panel has the dense model of its own stage as a dotted line.
 
     Args:
-        curve: The columns method, heads, select_METRIC (mask only, selection split).
-        comparison: The columns method, stage, heads, select_METRIC.
+        curve: The columns method, heads, select_METRIC (mask alone).
+        comparison: The columns method, stage, heads, select_METRIC, at the budget of the run.
         metric: The metric, such as ``accuracy``.
         lower_is_better: Whether its lowest value is the best, as of a perplexity.
     """
     column = f"select_{metric}"
-    names = list(dict.fromkeys(map(str, curve["method"])))
-    styles = method_styles(names)
-    figure = Figure(figsize=(7.5, 4.2), layout="constrained")
-    axes = figure.subplots()
-    for method, style in styles.items():
-        line = curve[curve["method"] == method]
-        axes.plot(line["heads"], line[column], **style, markersize=4, linewidth=1.2, label=method)
-        retrained = comparison[(comparison["method"] == method) & (comparison["stage"] == "retrained")]
-        ring = {"s": 90, "facecolors": "none", "edgecolors": style["color"], "marker": style["marker"]}
-        axes.scatter(retrained["heads"], retrained[column], **ring)
-    dense = comparison[comparison["method"] == "dense"]
-    if len(dense):
-        axes.axhline(float(dense[column].iloc[-1]), color=INK, linestyle=":", label="dense control")
-    axes.set(
-        xlabel="heads kept", ylabel=f"{metric} (selection split)", title="Lines: mask only; large open markers: trained on"
-    )
+    curve, comparison = (table.assign(value=shown(metric, table[column])) for table in (curve, comparison))
+    styles = method_styles(list(dict.fromkeys(map(str, curve["method"]))))
+    stages = {stage: comparison[comparison["stage"] == stage] for stage in (POST_HOC, RETRAINED)}
+    lines = pd.concat([curve, stages[POST_HOC]]).drop_duplicates(["method", "heads"]).sort_values("heads")
+    points = stages[RETRAINED][stages[RETRAINED]["method"].isin(styles)]
+    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+    left, *right = figure.subplots(
+        1, 1 + bool(len(points)), sharey=True, squeeze=False, width_ratios=(3, 1)[: 1 + bool(len(points))]
+    )[0]
+    for place, (method, style) in enumerate(styles.items()):
+        line, own = lines[lines["method"] == method], points[points["method"] == method]
+        left.plot(line["heads"], line["value"], **style, markersize=4, linewidth=1.2, label=method)
+        for axes in right:
+            axes.scatter([place] * len(own), own["value"], color=style["color"], marker=style["marker"], s=36)
+    left.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for axes, table in zip((left, *right), stages.values(), strict=False):
+        for value in table.loc[table["method"] == "dense", "value"]:
+            axes.axhline(value, color=INK, linestyle=":", label="dense")
+        axes.grid(visible=True, axis="y")
+    left.set(xlabel="heads kept", ylabel=f"{metric}{unit(metric)}, selection split", title="mask alone")
+    for axes in right:
+        axes.set(title="retrained", xticks=[], xlabel=f"{int(points['heads'].iloc[0])} heads", xlim=(-1, len(styles)))
     if lower_is_better:
-        spread_widely_(axes, [*curve[column], *comparison[column].dropna()])
-    axes.grid(visible=True)
-    fewest = curve[curve["heads"] == curve["heads"].min()].sort_values(column, ascending=False, kind="stable")
-    legend_on_the_right(figure, axes, ["dense control", *fewest["method"]])
+        spread_widely_(left, [*lines["value"], *points["value"]])
+    fewest = curve[curve["heads"] == curve["heads"].min()].sort_values("value", ascending=False, kind="stable")
+    legend_below(figure, left, ["dense", *fewest["method"]])
     return figure
 
 

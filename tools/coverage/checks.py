@@ -102,9 +102,9 @@ def check_reloaded(model: PreTrainedModel, mask: Tensor, inputs: Inputs, **load:
 
 
 def in_float64(model: PreTrainedModel, inputs: Inputs) -> tuple[PreTrainedModel, dict[str, Tensor]]:
-    """Convert a model to float64, unless it computes something else there.
+    """Convert a model to float64, unless its outputs differ there.
 
-    Some models insist on float32, and PyTorch misreads a float32 mask beside float64 queries (EoMT).
+    Some models insist on float32, and PyTorch misreads a float32 mask with float64 queries (EoMT).
     """
     with suppress(Exception):  # grouped products of experts lack float64
         model.set_experts_implementation("eager")

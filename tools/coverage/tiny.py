@@ -153,7 +153,7 @@ def _tiny(config: PreTrainedConfig, tokens: Mapping[int, int]) -> PreTrainedConf
         changed["out_indices"] = list(indices if last is None else range(last - len(indices) + 1, last + 1))
     if "depths" in stated and isinstance(stated.get("window_size"), int):
         changed["window_size"] = 2  # the last stage has no more
-    if "channel_shrink_ratio" in stated:  # a width of which a fourth and a sixth are taken
+    if "channel_shrink_ratio" in stated:  # the model takes a fourth and a sixth of the width
         changed["hidden_size"] = 3 * WIDTH // 2
     if "pixel_shuffle_ratio" in stated and "intermediate_size" in stated:
         changed["intermediate_size"] = 4 * WIDTH

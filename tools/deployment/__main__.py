@@ -1,7 +1,7 @@
 """Try how exports load and what runs them: ``python -m tools.deployment``.
 
 Tiny random models are tried on this machine with the installed packages. The results are ``docs/data/deployment.csv`` and the
-counts in ``docs/reference/deployment.md``. With names of tables, only these are tried anew.
+counts in ``docs/reference/deployment.md``. With names of tables, only these are tried again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Run by an interpreter that has vLLM: load exports and write tokens. It imports nothing of this project.
 
-Standard input is a list of jobs in JSON: ``folder`` and ``backend`` (``auto`` or ``transformers``) of an export, ``texts`` of
-tokens, ``new`` tokens to write, the size of the ``vocabulary`` or 0, and ``repeats`` of a timed call. Standard output has an
-answer for each job: an ``error``, or the ``tokens``, the log ``probabilities`` after the first text and the ``seconds``.
+Standard input is a list of jobs in JSON. A job has the ``folder`` of an export, a ``backend`` (``auto`` or ``transformers``),
+``texts`` of tokens and the number of ``new`` tokens. It also has the size of the ``vocabulary`` or 0, and the ``repeats`` of a
+timed call. Standard output has an answer for each job: an ``error``, or the ``tokens``, the log ``probabilities`` after the
+first text and the ``seconds``.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def rows() -> Iterator[Row]:
 
 @torch.no_grad()
 def try_route(architecture: zoo.Architecture, name: str) -> str:
-    """Return ``yes`` if the export of a tiny model loads and computes what the gated model does, else why not."""
+    """Return ``yes`` if the export of a tiny model loads and has the outputs of the gated model, else the reason."""
     route, model, batch = ROUTES[name], zoo.build(architecture), zoo.inputs(architecture)
     heads = [site.heads for site in find_attention(model)]
     mask = even(heads) if route.is_even else unpadded(architecture, heads)

@@ -72,7 +72,7 @@ def _exporter(name: str, config: str) -> Tried:
     """Return one of Transformers' own exporters, run in its own runtime."""
 
     def run(model: PreTrainedModel, ids: Tensor) -> str:
-        from transformers import exporters  # experimental; loads what is installed
+        from transformers import exporters  # experimental; loads the installed runtimes
         from transformers.exporters import configs
 
         expected = _logits(model, ids)
@@ -127,7 +127,7 @@ def _int4(packing: str, dtype: torch.dtype = torch.float32) -> tuple[Tried, str]
 
 
 def _lora(model: PreTrainedModel, ids: Tensor) -> str:
-    """Train adapters for a step and merge them; compare with what the adapters compute."""
+    """Train adapters for a step, merge them, and compare with the outputs before."""
     import peft
 
     adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules="all-linear"))

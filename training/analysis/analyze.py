@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from rich.markup import escape
-from torch import Tensor
 
 from gates.errors import GateError
 from training.analysis.heads import (
@@ -28,10 +27,9 @@ from training.analysis.heads import (
 )
 from training.analysis.model import (
     AnalysisResult,
-    DenseModel,
+    LoadedRun,
     is_model_folder,
-    load_dense,
-    load_pruned,
+    load_run,
     observe_folder,
     observe_run,
     setup_of,
@@ -197,7 +195,7 @@ class OutputDirectory:
         return "\n".join(lines) + "\n"
 
 
-EXPERIMENTS: dict[str, Callable[[DenseModel], AnalysisResult]] = {  # of the dense model of a run
+EXPERIMENTS: dict[str, Callable[[LoadedRun], AnalysisResult]] = {  # of the dense model of a run
     "ablate": ablate_each,
     "one-per-layer": one_per_layer,
     "by-kind": by_kind,
@@ -235,19 +233,15 @@ def analyze(line: CommandLine) -> None:
 def _analyze(line: CommandLine, chosen: Sequence[str], other: Sequence[str]) -> None:
     options, overrides = line.options, line.rest
     out = OutputDirectory(Path(options.run_dir), options.run)
-    dense: DenseModel | None = None
+    dense: LoadedRun | None = None
     elsewhere = other_setup(RunDirectory.finished(options.run), overrides, other) if DOMAINS in chosen else None
-    mask: Tensor | None = None
     if any(name != SURVIVAL for name in chosen) and not is_model_folder(options.run):
-        if options.weights == "pruned":
-            dense, mask = load_pruned(options.run, overrides)
-        else:
-            dense = load_dense(options.run, overrides)
+        dense = load_run(options.run, overrides, options.weights)
     tracking = tracking_of(Path(options.run))
     pictures: dict[str, Path] = {}
     about = {"command": line.command} | ({} if dense is None else {"metric": dense.metric})
     console, device = stdout(), torch.device("cpu") if dense is None else dense.device
-    for name, experiment in _experiments(options, dense, mask, chosen, elsewhere).items():
+    for name, experiment in _experiments(options, dense, chosen, elsewhere).items():
         console.print(f"[bold]{TITLES[name]}[/bold]")
         try:
             with progress.stage(TITLES[name]), measured(device, None) as meter:
@@ -268,7 +262,7 @@ def _analyze(line: CommandLine, chosen: Sequence[str], other: Sequence[str]) -> 
 
 
 def _experiments(
-    options: Any, dense: DenseModel | None, mask: Tensor | None, chosen: Sequence[str], elsewhere: Setup | None
+    options: Any, dense: LoadedRun | None, chosen: Sequence[str], elsewhere: Setup | None
 ) -> dict[str, Callable[[], AnalysisResult]]:
     """Return the experiments by name. Files are read here, so that errors in them show before the long part."""
     found: dict[str, Callable[[], AnalysisResult]] = {}
@@ -276,7 +270,7 @@ def _experiments(
         if name == SURVIVAL:
             found[name] = partial(survival_of_roles, options.run, options.roles or str(Path(options.run_dir) / "roles.csv"))
         elif name == ROLES:
-            observed = observe_folder(options.run) if dense is None else observe_run(dense, mask)
+            observed = observe_folder(options.run) if dense is None else observe_run(dense)
             relations, maps = _names("relations", options.relations), _names("maps", options.maps)
             given = {name: getattr(options, name) for name in ("conllu", "text", "coref", "parser", "show")}
             files = RoleFiles(**given, relations=relations, most_sentences=options.sentences, maps=maps)

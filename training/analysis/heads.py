@@ -24,7 +24,7 @@ from training.analysis.model import (
     LOSS,
     ONE_DEVICE,
     AnalysisResult,
-    DenseModel,
+    LoadedRun,
     Measure,
     gate_columns,
     head_importance,
@@ -36,7 +36,7 @@ from training.pruner.module import HeadPruner
 from training.runs import progress
 from training.scoring.passes import importance_and_entropy
 from training.scoring.scorers import Scores
-from training.scoring.subject import ScoringContext, at_rest
+from training.scoring.subject import at_rest
 from training.setup import make_pruner, make_trainer
 from training.stats.significance import SIGNIFICANCE, holm
 
@@ -46,7 +46,7 @@ STEPS = 10
 """In which heads are pruned: about 10 % each, as in the paper."""
 
 
-def ablate_each(dense: DenseModel) -> AnalysisResult:
+def ablate_each(dense: LoadedRun) -> AnalysisResult:
     """Remove each head alone (section 3.2): the change on the test split, and whether it is more than chance.
 
     ``p`` is McNemar's exact test for accuracy, the paired bootstrap over examples for other metrics of classifiers, and the
@@ -79,7 +79,7 @@ def ablate_each(dense: DenseModel) -> AnalysisResult:
     return AnalysisResult({"ablate": table}, {"ablate": figure}, sentences, numbers)
 
 
-def one_per_layer(dense: DenseModel) -> AnalysisResult:
+def one_per_layer(dense: LoadedRun) -> AnalysisResult:
     """Reduce one layer at a time to its single best head (section 3.3), with all others whole.
 
     The best head is the one that, left alone in its layer, gives the best metric on the *selection* split (of equals the lowest
@@ -115,7 +115,7 @@ def one_per_layer(dense: DenseModel) -> AnalysisResult:
     return AnalysisResult({"one_per_layer": table}, {}, sentences, numbers)
 
 
-def by_kind(dense: DenseModel) -> AnalysisResult:
+def by_kind(dense: LoadedRun) -> AnalysisResult:
     """Measure quality against budget when heads of one kind alone are pruned (section 5), or of all kinds together.
 
     ``one-shot``: in the order of HIS, normalised by layer, of the dense model; ``iterative``: about 10 % at a time, with HIS
@@ -170,7 +170,7 @@ def prune_counts(heads: int) -> list[int]:
     return sorted({round(step * heads / STEPS) for step in range(STEPS + 1)})
 
 
-def across_domains(dense: DenseModel, other: TaskData) -> AnalysisResult:
+def across_domains(dense: LoadedRun, other: TaskData) -> AnalysisResult:
     """Compare which heads matter on the run's data and on other data of the same task (section 3.4).
 
     Both HIS and the effect on the loss of removing each head alone are of the test splits, where nothing is chosen by them.
@@ -274,7 +274,7 @@ GATING_STEPS, SEEDS = 100, (0, 1, 2)
 """The number of optimiser steps of each fit (three for each seed), and the seeds."""
 
 
-def causal_classes(dense: DenseModel) -> AnalysisResult:
+def causal_classes(dense: LoadedRun) -> AnalysisResult:
     """Find facilitating, irrelevant and interfering heads on training data, then close all of each role on the test split."""
     roles = _roles(dense)
     found, agreement, gates = roles.roles(), roles.agreement(), dense.gates
@@ -301,8 +301,8 @@ def causal_classes(dense: DenseModel) -> AnalysisResult:
     return AnalysisResult({"causal": table, "causal_closed": closed}, {"causal": figure}, sentences, numbers)
 
 
-def _roles(dense: DenseModel) -> CausalRoles:
-    task, backbone = dense.pruner.task, dense.pruner.backbone
+def _roles(dense: LoadedRun) -> CausalRoles:
+    task, backbone = dense.task, dense.backbone
     batches = [move_data_to_device(batch, dense.device) for batch in islice(dense.data.score_dataloader(), GATING_STEPS)]
     with progress.stage("fitting gates", 3 * GATING_STEPS * len(SEEDS)) as shown:
         return causal_roles(
@@ -316,7 +316,7 @@ def _roles(dense: DenseModel) -> CausalRoles:
         )
 
 
-def _closed(dense: DenseModel, roles: Tensor) -> pd.DataFrame:
+def _closed(dense: LoadedRun, roles: Tensor) -> pd.DataFrame:
     """Return what changes on the test split when all gates of a role are closed. Tasks without classes have only the loss."""
     masks = torch.stack([torch.ones(len(roles)), *((roles != index).float() for index in range(len(ROLES)))])
     found = outcomes(dense, masks, "test")
@@ -346,9 +346,9 @@ RANKINGS = {"relevance": "relevance", "gradient_x_input": "gradient x input", "h
 """Scores whose rankings are compared, by their columns."""
 
 
-def relevance_of_heads(dense: DenseModel) -> AnalysisResult:
+def relevance_of_heads(dense: LoadedRun) -> AnalysisResult:
     """Return relevance by AttnLRP's rules, gradient times input and HIS of every gate, on training data."""
-    scores = Scores(dense.subject())
+    scores = Scores(dense)
     raws = ("relevance", "relevance-signed", "gradient-x-input", "gradient-x-input-signed")
     found = {raw.replace("-", "_"): scores.raw(raw).numpy() for raw in raws}
     table = gate_columns(dense.gates).assign(**found, his=scores.by_layer("his").numpy())
@@ -387,7 +387,7 @@ class EveryEpoch(pl.Callback):
     in the order of HIS. Training stops where fine-tuning ends.
     """
 
-    def __init__(self, dense: DenseModel) -> None:
+    def __init__(self, dense: LoadedRun) -> None:
         self.dense = dense
         self.per_epoch = len(dense.data.batches_of_run(epochs=1, first=0, rank=0, world=1))
         self.curves: list[pd.DataFrame] = []
@@ -408,7 +408,7 @@ class EveryEpoch(pl.Callback):
     def _record(self, trainer: pl.Trainer, epoch: float) -> None:
         dense = self.dense
         gates, step = dense.gates, trainer.global_step
-        importance, entropy = importance_and_entropy(ScoringContext(dense.pruner, dense.data, trainer))
+        importance, entropy = importance_and_entropy(replace(dense, trainer=trainer))
         ranking = normalise_by_layer(importance.his, gates.layer_index().cpu())
         named = {"his": importance.his.numpy(), "his_by_layer": ranking.numpy(), "entropy": entropy.numpy()}
         self.scores.append(pd.DataFrame({"epoch": epoch, "step": step, **gate_columns(gates), **named}))
@@ -423,22 +423,22 @@ class EveryEpoch(pl.Callback):
         self.curves.append(pd.DataFrame({"epoch": epoch, "step": step, **columns, "loss": losses, "relative": relative}))
 
 
-def through_training(dense: DenseModel) -> AnalysisResult:
+def through_training(dense: LoadedRun) -> AnalysisResult:
     """Fine-tune once more from the run's configuration and seed, and measure after every epoch."""
     if dense.setup.model.finetune == 0:
         raise GateError(
             "the run has no finetune phase to look at (--model.finetune is 0); give a run that fine-tunes its model"
         )
-    again = replace(dense, pruner=make_pruner(dense.setup, dense.data))
-    recorder = EveryEpoch(again)
+    pruner = make_pruner(dense.setup, dense.data)
+    recorder = EveryEpoch(replace(dense, module=pruner))
     trainer = make_trainer(dense.setup, recorder, limit_val_batches=0, **ONE_DEVICE)
-    again.pruner.train()
-    trainer.fit(again.pruner, dense.data)
+    pruner.train()
+    trainer.fit(pruner, dense.data)
     dense.data.trainer = None
     if not recorder.curves:
         raise GateError("the run's fine-tuning is shorter than one step; give a run that fine-tunes its model")
     table, scores = pd.concat(recorder.curves, ignore_index=True), pd.concat(recorder.scores, ignore_index=True)
-    trained, kept = again.pruner.backbone.state_dict(), dense.pruner.backbone.state_dict()
+    trained, kept = pruner.backbone.state_dict(), dense.backbone.state_dict()
     same = all(torch.equal(kept[name].cpu(), tensor.cpu()) for name, tensor in trained.items())
     epochs = _by_epoch(table, scores)
     first, last, measure = epochs[0], epochs[-1], dense.measure

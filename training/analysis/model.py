@@ -33,7 +33,6 @@ from training.config.yaml_text import read_text
 from training.data.base import TaskData
 from training.data.text import ClassificationData
 from training.pruner.checkpoints import check_identity, read_checkpoint
-from training.pruner.module import HeadPruner
 from training.runs import progress
 from training.runs.directory import BUDGET_SEARCH, CONFIG, LATENCY, RunDirectory
 from training.runs.resume import check_same_data, noted_identity
@@ -167,30 +166,18 @@ Split = Literal["score", "select", "test"]
 
 
 @dataclass(frozen=True)
-class DenseModel:
-    """A run's model at the end of its fine-tuning, with its data.
+class LoadedRun(ScoringContext):
+    """The model of a finished run with its data, in evaluation mode on one device.
 
     Args:
         run: The finished run.
         setup: The setup of the run.
-        pruner: The module with the dense weights, in evaluation mode on ``device``.
-        data: The data of the run.
-        device: One device of the run's accelerator.
+        mask: The mask ``[gates]`` that the weights were trained with; None for the dense weights.
     """
 
     run: RunDirectory
     setup: Setup
-    pruner: HeadPruner
-    data: TaskData
-    device: torch.device
-
-    @property
-    def gates(self) -> HeadGates:
-        return self.pruner.gates
-
-    def subject(self) -> ScoringContext:
-        """Return the model and data for scoring, in one process."""
-        return ScoringContext(self.pruner, self.data, make_trainer(self.setup, **ONE_DEVICE))
+    mask: Tensor | None = None
 
     @property
     def is_classifier(self) -> bool:
@@ -199,7 +186,7 @@ class DenseModel:
     @property
     def metric(self) -> str:
         """The main metric, by its name in :data:`training.stats.bootstrap.METRICS`."""
-        return self.pruner.task.main_metric
+        return self.task.main_metric
 
     @property
     def measure(self) -> Measure:
@@ -226,41 +213,37 @@ class AnalysisResult:
     pages: dict[str, str] = field(default_factory=dict)
 
 
-def load_dense(path: str, overrides: Sequence[str] = ()) -> DenseModel:
-    """Rebuild the dense model and the data of a finished run from its configuration.
+def load_run(path: str, overrides: Sequence[str] = (), weights: Literal["dense", "pruned"] = "dense") -> LoadedRun:
+    """Rebuild the model and the data of a finished run from its configuration.
 
     Args:
-        overrides: Arguments of ``training.fit`` that replace those of the configuration, such as where the data are now.
+        path: The run directory.
+        overrides: Arguments of ``training.fit`` that replace those of the configuration, such as where the data are.
+        weights: The weights at the end of fine-tuning, or those at the end of the run with their mask.
     """
-    return _load(path, overrides, "dense")[0]
-
-
-def load_pruned(path: str, overrides: Sequence[str] = ()) -> tuple[DenseModel, Tensor]:
-    """Rebuild the model with the weights of the end of the run, and return the mask ``[gates]`` of their training too."""
-    found, state = _load(path, overrides, "final")
-    mask = state.get("gates.mask")
-    if mask is None or mask.shape != (found.gates.size,) or not 0 < int((mask > 0).sum()) < found.gates.size:
-        raise GateError(f"the run in {path!r} pruned no head, so that it has no pruned weights; use --weights dense")
-    return found, (mask > 0).to(found.device, torch.float32)
-
-
-def _load(path: str, overrides: Sequence[str], name: str) -> tuple[DenseModel, dict[str, Tensor]]:
-    """Rebuild a run's model with the weights of one of its checkpoints, and return the state of the checkpoint too."""
-    run = RunDirectory.finished(path)
+    run, name = RunDirectory.finished(path), "dense" if weights == "dense" else "final"
     setup = setup_of(run, overrides)
     checkpoint = read_checkpoint(run.checkpoint(name))
     check_identity(checkpoint, run.checkpoint(name), noted_identity(run, name), f"the run in {path!r}")
     data = _open_data(run, setup, overrides, str(run.checkpoint(name)))
     pruner = make_pruner(setup, data)
-    state = {name.removeprefix("backbone."): v for name, v in checkpoint["state_dict"].items() if name.startswith("backbone.")}
-    try:
-        pruner.backbone.load_state_dict(state)  # alone: all gates are open here
+    state = checkpoint["state_dict"]
+    try:  # without the gates, which are all open here
+        pruner.backbone.load_state_dict(
+            {key.removeprefix("backbone."): value for key, value in state.items() if key.startswith("backbone.")}
+        )
     except RuntimeError as error:
         raise GateError(
             f"{name}.ckpt in {path!r} is not of the model in its config.yaml; give the run that wrote both"
         ) from error
-    device = make_trainer(setup, **ONE_DEVICE).strategy.root_device
-    return DenseModel(run, setup, pruner.to(device).eval(), data, device), checkpoint["state_dict"]
+    trainer = make_trainer(setup, **ONE_DEVICE)
+    device, mask = trainer.strategy.root_device, None
+    if weights == "pruned":
+        mask = state.get("gates.mask")
+        if mask is None or mask.shape != (pruner.gates.size,) or not 0 < int((mask > 0).sum()) < pruner.gates.size:
+            raise GateError(f"the run in {path!r} pruned no head and has no pruned weights; use --weights dense")
+        mask = (mask > 0).to(device, torch.float32)
+    return LoadedRun(pruner.to(device).eval(), data, trainer, run, setup, mask)
 
 
 def names_of_other_data(overrides: Sequence[str]) -> list[str]:
@@ -319,10 +302,10 @@ def _loader(data: TaskData, split: Split) -> Iterable[Any]:
     return {"score": data.score_dataloader, "select": data.val_dataloader, "test": data.test_dataloader}[split]()
 
 
-def outcomes(dense: DenseModel, masks: Tensor, split: Split, *, data: TaskData | None = None) -> Outcomes:
+def outcomes(dense: LoadedRun, masks: Tensor, split: Split, *, data: TaskData | None = None) -> Outcomes:
     """Return the losses, and the predictions of a classifier, under every mask ``[masks, gates]`` on a split of the data."""
     loader = _loader(data or dense.data, split)
-    task, backbone = dense.pruner.task, dense.pruner.backbone
+    task, backbone = dense.task, dense.backbone
     with_classes = dense.is_classifier
 
     def per_example(batch: dict[str, Tensor]) -> Tensor:
@@ -340,14 +323,14 @@ def outcomes(dense: DenseModel, masks: Tensor, split: Split, *, data: TaskData |
 
 
 def head_importance(
-    dense: DenseModel, mask: Tensor | None = None, split: Split = "score", *, data: TaskData | None = None
+    dense: LoadedRun, mask: Tensor | None = None, split: Split = "score", *, data: TaskData | None = None
 ) -> Tensor:
     """Return HIS of every gate ``[gates]`` on the CPU, raw, under a mask ``[gates]`` (by default all heads are open).
 
     The scores of closed gates have no meaning.
     """
     gates, loader = dense.gates, _loader(data or dense.data, split)
-    task, backbone = dense.pruner.task, dense.pruner.backbone
+    task, backbone = dense.task, dense.backbone
     importance = HeadImportance(gates.size).to(dense.device)
     values = torch.ones(gates.size) if mask is None else mask
     for batch in progress.track(loader, "scoring heads"):
@@ -436,12 +419,12 @@ def is_model_folder(path: str) -> bool:
     return (folder / "config.json").is_file() and not (folder / CONFIG).is_file()
 
 
-def observe_run(dense: DenseModel, mask: Tensor | None = None) -> ObservedModel:
-    """Return the dense model of a run, or that at its end under its mask ``[gates]``."""
-    if dense.data.tokenizer is None:
+def observe_run(loaded: LoadedRun) -> ObservedModel:
+    """Return the model of a run under its mask."""
+    tokenizer, gates = loaded.data.tokenizer, loaded.gates
+    if tokenizer is None:
         raise GateError("the experiment roles is of words, and these data have no tokenizer; choose among causal and relevance")
-    backbone, gates = dense.pruner.backbone, dense.gates
-    return ObservedModel(backbone, gates.sites, dense.data.tokenizer, dense.device, gates, dense.data, mask)
+    return ObservedModel(loaded.backbone, gates.sites, tokenizer, loaded.device, gates, loaded.data, loaded.mask)
 
 
 def observe_folder(path: str) -> ObservedModel:

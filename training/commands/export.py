@@ -42,7 +42,7 @@ from gates.modeling_pruned import reshape_
 from gates.options import TOP_K_FAMILIES
 from gates.surgery.masks import load_mask, save_mask
 from gates.surgery.verify import TOLERANCE, relative_difference
-from training.analysis.model import DenseModel, load_dense, names_of_other_data
+from training.analysis.model import LoadedRun, load_run, names_of_other_data
 from training.cli.command_line import CommandLine
 from training.cli.exit import stdout
 from training.commands.options import Format
@@ -251,34 +251,33 @@ def _dense_model(run: RunDirectory, checkpoint: Mapping[str, Any], path: str) ->
 # The dense model of a finished run, refitted to a mask without training.
 
 
-def load_with_dense_weights(path: str) -> TrainedModel:
-    """Load a finished run with the weights at the end of fine-tuning."""
-    if names_checkpoint(path):
-        if Path(path).stem != "dense":
-            raise GateError(f"--refit starts from the dense weights of a run, not from those of {path!r}; give its directory")
-        return load_trained(path)
-    return load_trained(str(RunDirectory.finished(path).checkpoint("dense")))
+def dense_checkpoint(path: str) -> str:
+    """Return the path of a run's dense weights, given the run directory or that path."""
+    if not names_checkpoint(path):
+        return str(RunDirectory.finished(path).checkpoint("dense"))
+    if Path(path).stem != "dense":
+        raise GateError(f"--refit starts from the dense weights of a run, not from those of {path!r}; give its directory")
+    return path
 
 
 @progress.stage("refitting the dense weights")
-def refitted_to(trained: TrainedModel, mask: Tensor, dense: DenseModel) -> tuple[TrainedModel, Refit, str]:
+def refitted_to(trained: TrainedModel, mask: Tensor, dense: LoadedRun) -> tuple[TrainedModel, Refit, str]:
     """Return the run with output projections refitted to a mask, the refit, and the selection result in words.
 
     Training data give the fits; the selection split chooses among several ridges. The weights of ``dense`` are changed and its
     gates detached.
     """
     aim = {name: parameter.detach() for name, parameter in trained.model.named_parameters()}
-    subject, metric = dense.subject(), dense.pruner.task.main_metric
-    before = quality(subject, torch.ones(subject.gates.size))
-    found = best_refit_(subject, trained.gates.to_gates(mask), RefitSearch(), aim)
+    before = quality(dense, torch.ones(dense.gates.size))
+    found = best_refit_(dense, trained.gates.to_gates(mask), RefitSearch(), aim)
     dense.gates.detach()
-    reached = f"{metric} on the selection split {found.reached:.4f} (dense {before:.4f})"
+    reached = f"{dense.metric} on the selection split {found.reached:.4f} (dense {before:.4f})"
     changed = (
         f"not refitted, because every ridge does worse than the mask alone; {reached}"
         if found.ridge is None
         else f"refitted to this mask by least squares (ridge {found.ridge:g}), without training; {reached}"
     )
-    return replace(trained, model=dense.pruner.backbone.cpu().eval(), changed=changed), found, reached
+    return replace(trained, model=dense.backbone.cpu().eval(), changed=changed), found, reached
 
 
 BEHIND = ("--data", "--trainer.", "--model.backbone", "--model.trust_remote_code", "--model.allow_pickle")
@@ -306,11 +305,11 @@ def _model_and_mask(line: CommandLine) -> tuple[TrainedModel, Tensor]:
     """Return the run's model, refitted on request, and the mask ``[heads]``. Whatever is impossible is refused before anything
     is scored or refitted."""
     options = line.options
-    trained = load_with_dense_weights(options.run) if options.refit else load_trained(options.run)
+    trained = load_trained(dense_checkpoint(options.run) if options.refit else options.run)
 
     @cache
-    def dense() -> DenseModel:
-        return load_dense(str(trained.run.path), line.rest)
+    def dense() -> LoadedRun:
+        return load_run(str(trained.run.path), line.rest)
 
     if options.refit and trained.options.why_not_refitted:
         raise GateError(f"--refit is not possible for this run: {trained.options.why_not_refitted}")
@@ -323,7 +322,7 @@ def _model_and_mask(line: CommandLine) -> tuple[TrainedModel, Tensor]:
 
     def compute(name: str) -> Tensor:
         with progress.stage(f"scoring by {name}"):
-            return Scores(dense().subject()).ranking(name, seed=dense().setup.run.seed)
+            return Scores(dense()).ranking(name, seed=dense().setup.run.seed)
 
     least = options.minimum_per_layer
     mask = choose_mask(trained, options.ranking, options.budget, minimum_per_layer=least, compute=compute)

@@ -12,7 +12,8 @@ from rich.table import Table
 from gates.surgery.remove import why_not_removable
 from training.comparison.latency import told_of_latency
 from training.comparison.tables import Results
-from training.config.comparison import STAGES
+from training.config.comparison import POST_HOC, STAGES
+from training.report.captions import outcome
 from training.runs.directory import RunDirectory
 from training.stats.numbers import CACHE, counted, duration, number, quantity, shown, signed, unit
 from training.stats.verdict import ENOUGH, HINT, is_dense, nothing_learned
@@ -67,6 +68,9 @@ def table_of(results: Results, described: Mapping[str, Any], main: str, majority
         columns.insert(7, "KV bytes")
     for name in columns:
         table.add_column(name, justify="left" if name in ("method", "stage") else "right", no_wrap=True)
+    if not results.pruner.options.retrain:  # weights that nothing trained, post hoc and in the end
+        post_hoc = {row["method"]: row["test_loss"] for row in rows if row["stage"] == POST_HOC}
+        rows = [row for row in rows if row["stage"] == POST_HOC or row["test_loss"] != post_hoc.get(row["method"])]
     for row in rows:
         value = row[f"test_{main}"]
         cells = [row["method"], row["stage"], str(row["heads"]), number(main, row[f"select_{main}"]), number(main, value)]
@@ -86,29 +90,7 @@ def sentences(described: Mapping[str, Any], metrics: Mapping[str, Any]) -> Itera
         described: What ``metrics.json`` says of the run.
         metrics: All of ``metrics.json``.
     """
-    main = metrics["main_metric"]
-    if search := described.get("budget_search"):
-        point = next(point for point in search["points"] if point["heads"] == search["budget"])
-        yield (
-            f"{search['budget']} is the smallest budget at which {search['method']} loses at most {search['max_loss']:g} "
-            f"{'points' if unit(main) else '%'} of {main} on the selection split: {point['loss']:.2f} (95 % interval "
-            f"{point['low']:.2f} to {point['high']:.2f})"
-        )
-    if reached := described["selection"]:
-        best = described["method"]
-        others = ", ".join(f"{name} {number(main, value)}" for name, value in reached.items() if name != best)
-        yield f"kept the heads of {best}: refitted, {main} on the selection split is {quantity(main, reached[best])} ({others})"
-    if found := described["against_dense"]:
-        low, high = (number(main, found[name]) for name in ("low", "high"))
-        lost = [signed(shown(main, found[f"difference{end}"])) for end in ("", "_low", "_high")]
-        yield (
-            f"test {main} {quantity(main, found['value'])} (95 % interval {low} to {high}); against the dense model "
-            f"{lost[0]} (95 % interval {lost[1]} to {lost[2]})"
-        )
-    if cost := described.get("cost"):
-        faster = ", ".join(f"{row['ratio']:.2f} x at batch size {row['batch_size']}" for row in cost["latency"])
-        share = 1 - cost["pruned_parameters"] / cost["dense_parameters"]
-        yield f"{cost['pruned_parameters']:,} parameters ({100 * share:.1f} % fewer); speed {faster}, on {cost['hardware']}"
+    yield from outcome(described, metrics["main_metric"]).values()
     if "latency" in described:
         yield told_of_latency(described["latency"])
     if text := gates_sentence(described["gates"], "a millisecond" if "latency" in described else "an open one"):

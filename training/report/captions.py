@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from scipy import stats
 
 from training.config.comparison import is_post_hoc
 from training.report.contents import Course, ReportData, Sites, Values, is_dense
-from training.stats.numbers import counted, duration, listed, quantity, shown, unit
+from training.stats.numbers import counted, duration, listed, number, quantity, shown, signed, unit
 from training.stats.significance import SIGNIFICANCE, cross_table, pooled_odds
 from training.stats.verdict import nothing_learned, regime
 
@@ -30,38 +33,94 @@ def words_of(stage: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def best_method(contents: ReportData, stage: str) -> str:
-    """Say the result of a stage in one sentence: the best method, the best of this project's own, and the dense model.
+def outcome(run: Mapping[str, Any], metric: str) -> dict[str, str]:
+    """Return what ``metrics.json`` says of a run's final model, in sentences: ``budget``, ``choice``, ``quality``
+    and ``size``.
 
-    They are those of the middle budget. This project's own method is chosen on the selection split.
+    Args:
+        run: The entry ``run`` of ``metrics.json``.
+        metric: The main metric.
+    """
+    said = {}
+    if search := run.get("budget_search"):
+        point = next(point for point in search["points"] if point["heads"] == search["budget"])
+        said["budget"] = (
+            f"{search['budget']} is the smallest budget at which {search['method']} loses at most {search['max_loss']:g} "
+            f"{'points' if unit(metric) else '%'} of {metric} on the selection split: {point['loss']:.2f} (95 % interval "
+            f"{point['low']:.2f} to {point['high']:.2f})"
+        )
+    if reached := run.get("selection"):
+        best = run["method"]
+        others = ", ".join(f"{name} {number(metric, value)}" for name, value in reached.items() if name != best)
+        kept = f"kept the heads of {best}: refitted, {metric} on the selection split is {quantity(metric, reached[best])}"
+        said["choice"] = f"{kept} ({others})"
+    if found := run.get("against_dense"):
+        low, high = (number(metric, found[name]) for name in ("low", "high"))
+        lost = [signed(shown(metric, found[f"difference{end}"])) for end in ("", "_low", "_high")]
+        said["quality"] = (
+            f"test {metric} {quantity(metric, found['value'])} (95 % interval {low} to {high}); against the dense model "
+            f"{lost[0]} (95 % interval {lost[1]} to {lost[2]})"
+        )
+    if size := run.get("cost"):
+        faster = ", ".join(f"{row['ratio']:.2f} x at batch size {row['batch_size']}" for row in size["latency"])
+        share = 1 - size["pruned_parameters"] / size["dense_parameters"]
+        fewer = f"{size['pruned_parameters']:,} parameters ({100 * share:.1f} % fewer)"
+        said["size"] = f"{fewer}; speed {faster}, on {size['hardware']}"
+    return said
+
+
+def opening(contents: ReportData) -> str:
+    """Say the result in one sentence: what a run kept and how good that is, or the best method of a comparison."""
+    run = contents.metrics.get("run", {})
+    if found := outcome(run, contents.metric).get("quality"):
+        return f"{run['kept']} of {contents.metrics['heads']} heads kept ({run['method']}): {found}."
+    return best_method(contents, next(iter(contents.stages_by_weight), ""))
+
+
+def outcome_of_run(contents: ReportData) -> list[str]:
+    """Return what else the terminal says of a run's final model, and the folder of the model."""
+    found = outcome(contents.metrics.get("run", {}), contents.metric)
+    found.pop("quality", None)
+    return [*found.values(), *(["pruned model: export"] if (contents.path / "export").is_dir() else [])]
+
+
+def best_method(contents: ReportData, stage: str) -> str:
+    """Say the result of a stage at the middle budget in one sentence: the best method and the best of this project's own.
+
+    This project's own method is chosen on the selection split.
     """
     if not len(contents.summary) or contents.focus is None:
         return "There are no results yet."
     metric = contents.metric
     rows = contents.summary[contents.summary["stage"] == stage].dropna(subset=["mean"])
-    dense, rows = rows[rows["method"] == "dense"], rows[~is_dense(rows) & (rows["budget"] == contents.focus)]
+    rows = rows[~is_dense(rows) & (rows["budget"] == contents.focus)]
+    dense = contents.summary[contents.summary["method"] == "dense"].sort_values("stage", key=lambda name: name != stage)
     if not len(rows):
         return f"{words_of(stage)}, there is only the dense model at {contents.label(contents.focus)}."
     rows = contents.best_first(rows)
-    best = list(rows.loc[rows["mean"] == rows["mean"].iloc[0], "method"])
+    first, best = rows.iloc[0], list(rows.loc[rows["mean"] == rows["mean"].iloc[0], "method"])
     of = f" of {contents.size}" if contents.size else ""
     share, highest = "has" if len(best) == 1 else "share", contents.best_and_worst[0]
-    text = f"{words_of(stage)}, {contents.label(contents.focus)}{of}: {listed(best)} {share} the {highest} test "
-    parts = []
+    text = f"{words_of(stage)}, {contents.label(contents.focus)}{of}: {listed(best)} {share} the {highest} test {metric}, "
+    text += quantity(metric, first["mean"])
+    if "low" in rows and not np.isnan(first["low"]):
+        text += f" (95 % interval {number(metric, first['low'])} to {number(metric, first['high'])})"
+    if len(dense):
+        text += f"; against the dense model {signed(shown(metric, first['mean'] - dense['mean'].iloc[0]))}"
+    ahead = _ahead(contents, rows)
+    text += ahead
     own = rows[rows["method"].isin(contents.ours)]
     if len(own):
         by = "select_mean" if "select_mean" in own and own["select_mean"].notna().all() else "mean"
         chosen = contents.best_first(own, by).iloc[0]
-        if chosen["method"] not in best:
-            parts.append(f"{chosen['method']} has {quantity(metric, chosen['mean'])}")
-    if len(dense):
-        parts.append(f"the dense model{' has' * (not parts)} {quantity(metric, dense['mean'].iloc[0])}")
-    ahead, seed = _ahead(contents, rows), " (one seed)" if "seeds" in rows and rows["seeds"].max() == 1 else ""
-    return f"{text}{metric}, {quantity(metric, rows['mean'].iloc[0])}{ahead}{'; ' * bool(parts)}{listed(parts)}{seed}."
+        text += "" if chosen["method"] in best else f"; {chosen['method']} has {quantity(metric, chosen['mean'])}"
+    if "one seed" not in ahead and "seeds" in rows and rows["seeds"].max() == 1:
+        text += " (one seed)"
+    return f"{text}."
 
 
 def _ahead(contents: ReportData, rows: pd.DataFrame) -> str:
-    """Say in brackets how many others the first of these means is ahead of, as far as the number of seeds allows."""
+    """Say how many others the first of these means is ahead of, as far as the number of seeds allows."""
     tests, best = contents.statistics, rows.iloc[0]
     if tests is None or not len(tests):
         return ""
@@ -72,9 +131,9 @@ def _ahead(contents: ReportData, rows: pd.DataFrame) -> str:
         return ""
     seeds = int(pairs["seeds"].min())
     if regime(seeds) == "few":
-        return f" (ahead of {int((pairs['ahead'] == pairs['seeds']).sum())} of {counted(len(pairs), 'other')} in every seed)"
+        return f"; ahead of {int((pairs['ahead'] == pairs['seeds']).sum())} of {counted(len(pairs), 'other')} in every seed"
     count = f"{int((pairs['p_holm'] < SIGNIFICANCE).sum())} of {counted(len(pairs), 'other')}"
-    return f" (significantly ahead of {count}{' for this one seed' * (seeds == 1)})"
+    return f"; significantly ahead of {count}{' for this one seed' * (seeds == 1)}"
 
 
 def results(contents: ReportData) -> str:

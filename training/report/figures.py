@@ -21,7 +21,18 @@ from matplotlib.ticker import MaxNLocator
 from gates.errors import GateError
 from gates.files import is_partial, replacing
 from training.config.comparison import is_post_hoc
-from training.plotting import COLOURS, INK, MAP, MARKERS, legend_on_the_right, line_style, method_styles, spread_widely_, styled
+from training.plotting import (
+    COLOURS,
+    INK,
+    LETTER,
+    MAP,
+    MARKERS,
+    legend_below,
+    line_style,
+    method_styles,
+    spread_widely_,
+    styled,
+)
 from training.report.captions import STAGE_TITLES
 from training.report.contents import Course, ReportData, Sites, Values, is_dense
 from training.runs.directory import LOOKED_AT, check_output
@@ -267,11 +278,10 @@ def picture_files(figure: Figure, name: str) -> dict[str, bytes]:
     return drawn
 
 
-def inline_svg(svg: str, name: str, label: str) -> str:
-    """Return a drawn SVG as an element of a page: transparent, its ink in the page's text colour, its ids under the given name.
+def inline_svg(svg: str, name: str) -> str:
+    """Return a drawn SVG as an element of a page, labelled by its caption ``NAME-caption``.
 
-    Args:
-        label: A text in place of the picture. It goes into an attribute and must be escaped.
+    It is transparent, its ink has the page's text colour, and its ids begin with the name.
     """
     svg = svg[svg.index("<svg") :].replace("fill: #ffffff", "fill: none", 1)  # the background comes first
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
@@ -288,15 +298,13 @@ def inline_svg(svg: str, name: str, label: str) -> str:
     width = re.search(r'viewBox="0 0 ([\d.]+) ', svg)
     size = f' style="max-width: {float(width[1]) * 1.5:.0f}px"' if width else ""
     svg = re.sub(r'^<svg([^>]*?) width="[^"]*"', r"<svg\1", re.sub(r'^(<svg[^>]*?) height="[^"]*"', r"\1", svg))
-    return svg.replace("<svg", f'<svg class="chart" role="img" aria-label="{label}"{size}', 1)
+    return svg.replace("<svg", f'<svg class="chart" role="img" aria-labelledby="{name}-caption"{size}', 1)
 
 
 # Pictures of quality: the main metric against the heads that are kept, and by method.
 
 QUALITY_WIDTH = 4.4
-"""Inches of a picture without its legend: at this width its text is as large as a phone's screen allows."""
-LETTER = 0.07
-"""Inches of a letter of a legend, about."""
+"""Inches of a picture of quality: at this width its text is as large as a phone's screen allows."""
 DENSE, MAJORITY = "dense", "majority class"
 
 
@@ -307,15 +315,11 @@ def quality_against_heads(contents: ReportData, stage: str) -> Figure:
     There is a line per method through its means over seeds, a band from its lowest to its highest seed, and the dense model.
     Budgets are equally far apart, since they mostly halve.
     """
-    known = set(_of_stage(contents, stage)["method"])
-    methods = [method for method in contents.methods if method in known]
-    legend_width = 0.55 + LETTER * max(map(len, [DENSE, *methods]))  # names and samples of the lines
-    height = max(3.4, 0.6 + 0.19 * (len(methods) + 2))
-    figure = Figure(figsize=(QUALITY_WIDTH + legend_width, height), layout="constrained")
+    figure = Figure(figsize=(QUALITY_WIDTH, 3.4), layout="constrained")
     axes = figure.subplots()
     ends = draw_quality(axes, contents, stage, method_styles(contents.methods))
     axes.set_title(f"{STAGE_TITLES.get(stage, stage)}\n{what_is_drawn(contents, stage)}", fontsize=8.5)
-    legend_on_the_right(figure, axes, sorted(ends, key=lambda name: -ends[name]))
+    legend_below(figure, axes, sorted(ends, key=lambda name: -ends[name]))
     return figure
 
 
@@ -375,7 +379,8 @@ def quality_of_methods(contents: ReportData) -> Figure:
     metric, rows = contents.metric, contents.summary[~is_dense(contents.summary)]
     last = contents.best_first(rows[rows["stage"] == rows["stage"].iloc[-1]].dropna(subset=["mean"]))["method"]
     methods = [*(name for name in contents.methods if name not in set(last)), *reversed(list(last))]  # from the worst
-    figure = Figure(figsize=(QUALITY_WIDTH + LETTER * 22, 1.2 + 0.26 * len(methods)), layout="constrained")
+    width = QUALITY_WIDTH + LETTER * max(0, max(map(len, methods)) - 16)
+    figure = Figure(figsize=(width, 1.2 + 0.26 * len(methods)), layout="constrained")
     axes = figure.subplots()
     for index, stage in enumerate(contents.stages):
         of_stage, colour, post_hoc = rows[rows["stage"] == stage], COLOURS[index], is_post_hoc(stage)
@@ -393,7 +398,7 @@ def quality_of_methods(contents: ReportData) -> Figure:
     bars = "\nbars: 95 % interval of the mean over seeds" if rows["low"].notna().any() else ""
     axes.set(xlabel=f"test {metric}{unit(metric)}{bars}")
     axes.grid(visible=True)
-    legend_on_the_right(figure, axes)
+    legend_below(figure, axes)
     return figure
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markdown_it import MarkdownIt
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from gates.files import replacing
 from training.report import captions
@@ -22,7 +22,7 @@ from training.report.tables import Table, tables_of
 from training.stats.numbers import counted, slug
 
 FIGURES = "figures"
-"""Folder beside the page for its pictures."""
+"""The folder of a page's pictures, in the folder of the page."""
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
 """Content Security Policy: no network, no script but the page's own; a name in the data that looks like code stays text."""
 
@@ -34,6 +34,7 @@ class Section:
     Args:
         id: The id, unique in the page.
         opening: The result in one sentence.
+        outcome: Further sentences on the model of a run, in the words of the terminal.
         lead: The picture that the page opens with, with that sentence as its caption; None without results.
         warning: A warning of a comparison that says nothing; else empty.
         facts: Versions, machine and code, as names and values.
@@ -43,6 +44,7 @@ class Section:
     id: str
     contents: ReportData
     opening: str
+    outcome: list[str]
     lead: Picture | None
     warning: str
     verdict: Markup
@@ -66,7 +68,7 @@ class Section:
 
 
 def write_report(found: Sequence[ReportData], out: Path) -> None:
-    """Write the page and, in ``figures/`` beside it, its pictures as PNG and SVG (in a folder each, if several)."""
+    """Write the page, and its pictures as PNG and SVG into ``figures/``, with a folder for each of several directories."""
     out.parent.mkdir(parents=True, exist_ok=True)
     ids = unique_ids(found)
     sections, pictures = [], dict[Path, bytes]()
@@ -97,10 +99,9 @@ def make_section(contents: ReportData, identifier: str) -> tuple[Section, dict[s
     files: dict[str, bytes] = {}
     for picture in pictures_of(contents):
         files |= (drawn := picture_files(picture.figure, picture.name))
-        # Letters and digits of ids, and an escaped label, are all that is put into the picture's own markup.
-        svg = inline_svg(drawn[f"{picture.name}.svg"].decode(), f"{identifier}-{picture.name}", str(escape(picture.alt)))
+        svg = inline_svg(drawn[f"{picture.name}.svg"].decode(), f"{identifier}-{picture.name}")
         pictures.setdefault(picture.section, []).append(replace(picture, svg=Markup(svg)))
-    opening, lead = captions.best_method(contents, next(iter(contents.stages_by_weight), "")), None
+    lead, opening = None, captions.opening(contents)
     if found := pictures.pop("truth", []):
         lead, opening = found[0], found[0].caption
     elif found := pictures.get("quality", []):
@@ -112,6 +113,7 @@ def make_section(contents: ReportData, identifier: str) -> tuple[Section, dict[s
         id=identifier,
         contents=contents,
         opening=opening,
+        outcome=captions.outcome_of_run(contents),
         lead=lead,
         warning=captions.warning(contents),
         verdict=_verdict(contents),

@@ -19,7 +19,7 @@ from training.plotting import COLOURS, INK, agreement_matrix, quality_by_budget,
 from training.report import captions, figures
 from training.report.contents import Course, ReportData, Sites, Values
 from training.report.reading import NONE, read_contents, role_counts, roles_of_gates
-from training.stats.numbers import counted, listed, slug
+from training.stats.numbers import listed, slug
 
 # The gates of a learned method over its prune phase, as a film strip.
 
@@ -73,7 +73,6 @@ class Picture:
         name: The name of its files.
         section: The part of the page: truth, quality, heads, roles, training, agreement or scores.
         caption: The description of the picture, with its result.
-        alt: A text in its place.
         shown: Whether it is open from the start.
         wide: Whether it scrolls on a narrow screen, since it has several panels side by side.
         svg: The picture as safe markup of a page.
@@ -83,7 +82,6 @@ class Picture:
     section: str
     figure: Figure
     caption: str
-    alt: str
     shown: bool = True
     wide: bool = False
     svg: str = ""
@@ -165,8 +163,7 @@ def pictures_of_roles(contents: ReportData) -> list[Picture]:
     if table is None:
         return []
     shown = [rule.name for rule in RULES if table[f"{rule.name}_has"].any() or _is_measured(table, rule.name)]
-    alt = f"Map of {len(table)} heads, layers (rows) by heads (columns), in a colour for each role; several divide a head."
-    found = [Picture("roles", "roles", role_map(table, shown), captions.roles(table, shown), alt, wide=True)]
+    found = [Picture("roles", "roles", role_map(table, shown), captions.roles(table, shown), wide=True)]
     if contents.masks:
         sites = next(iter(contents.masks.values()))[0]
         where = f"the masks in {str(contents.path)!r}"
@@ -174,8 +171,7 @@ def pictures_of_roles(contents: ReportData) -> list[Picture]:
         masks = {key: dict(enumerate(own)) for key, (_, own) in contents.masks.items()}
         figure = survivors(of_gates, role_counts(of_gates, masks))
         caption = captions.surviving_roles(contents, of_gates["specialised"].to_numpy(dtype=bool))
-        alt = f"Bars of the {contents.unit}s that methods keep at each budget, in a colour for each role; leftmost all."
-        found.append(Picture("roles_survival", "roles", figure, caption, alt, wide=True))
+        found.append(Picture("roles_survival", "roles", figure, caption, wide=True))
     return found
 
 
@@ -198,27 +194,22 @@ def _truth(contents: ReportData) -> list[Picture]:
     if contents.truth is None:
         return []
     caption = figures.caption(contents.truth)
-    alt = f"Table of methods by programs with a tick where a method found the necessary heads. {caption}"
-    return [Picture("truth", "truth", figures.ticks(contents.truth), caption, alt, wide=True)]
+    return [Picture("truth", "truth", figures.ticks(contents.truth), caption, wide=True)]
 
 
 def _quality(contents: ReportData) -> list[Picture]:
-    metric, methods, found = contents.metric, listed(contents.methods), []
+    metric, found = contents.metric, []
     if len(contents.budgets) > 1:
         for stage in contents.stages:
-            lines = f"a line each for {methods}, with a band of its seeds, and a dotted one for the dense model"
-            alt = f"Line chart of test {metric} against {contents.unit}s kept, {stage}: {lines}."
             figure, caption = figures.quality_against_heads(contents, stage), captions.best_method(contents, stage)
-            found.append(Picture(f"quality_{slug(stage)}", "quality", figure, caption, alt, wide=True))
+            found.append(Picture(f"quality_{slug(stage)}", "quality", figure, caption))
     elif contents.budgets and len(contents.summary):
-        alt = f"Dot chart of test {metric} by method ({methods}), one marker per stage; vertical lines: the dense model."
         caption = " ".join(captions.best_method(contents, stage) for stage in contents.stages_by_weight)
-        found.append(Picture("quality", "quality", figures.quality_of_methods(contents), caption, alt))
+        found.append(Picture("quality", "quality", figures.quality_of_methods(contents), caption))
     if contents.curve is not None and f"select_{metric}" in contents.curve:
-        alt = f"Line chart of {metric} on the selection split against heads kept, a line per method; points: trained on."
         lower = contents.lower_is_better
         figure = quality_by_budget(contents.curve, contents.comparison, metric=metric, lower_is_better=lower)
-        found.append(Picture("curve", "quality", figure, captions.curve(contents), alt, wide=True))
+        found.append(Picture("curve", "quality", figure, captions.curve(contents), wide=True))
     return found
 
 
@@ -233,10 +224,9 @@ def _masks(contents: ReportData, budget: int) -> list[Picture]:
     if not kept:
         return []
     seeds = max(len(masks) for (_, at), (_, masks) in contents.masks.items() if at == budget)
-    alt = f"Maps of layers (rows) by {contents.unit}s (columns), a panel each for {listed(list(kept))}: dark where it is kept."
     figure = figures.masks_by_method(kept, unit=contents.unit, seeds=seeds)
     shown = budget == contents.focus or not contents.budgets
-    return [Picture(f"masks_{budget}", "heads", figure, captions.masks(contents, budget), alt, shown=shown, wide=True)]
+    return [Picture(f"masks_{budget}", "heads", figure, captions.masks(contents, budget), shown=shown, wide=True)]
 
 
 def _values(contents: ReportData) -> list[Picture]:
@@ -244,18 +234,9 @@ def _values(contents: ReportData) -> list[Picture]:
     panels = {name: values for name, values in named.items() if values is not None}
     if not panels:
         return []
-    alt = f"Heat maps of layers (rows) by heads (columns), {counted(len(panels), 'panel')}: {listed(list(panels))}."
     figure = figures.heat_maps(panels, label="", top=None)
-    return [
-        Picture(
-            "values",
-            "heads",
-            figure,
-            f"{listed(list(panels))} of every head, the mean over seeds: bright where it is high.",
-            alt,
-            wide=True,
-        )
-    ]
+    caption = f"{listed(list(panels))} of every head, the mean over seeds: bright where it is high."
+    return [Picture("values", "heads", figure, caption, wide=True)]
 
 
 def _first_learned(methods: Sequence[str]) -> str:
@@ -295,9 +276,8 @@ def _prices(contents: ReportData) -> list[Picture]:
 
 
 def _by_site(name: str, sites: Sites, counts: np.ndarray, ticks: list[str], axis: str, title: str, method: str) -> Picture:
-    alt = f"Heat map of {title}: layers (rows), {axis} (columns); above it a line for the share of each kind of attention."
     figure = figures.kept_by_site(sites, counts, ticks, axis=axis, title=title)
-    return Picture(name, "heads", figure, captions.kept_by_site(sites, counts, ticks, axis, method), alt)
+    return Picture(name, "heads", figure, captions.kept_by_site(sites, counts, ticks, axis, method))
 
 
 def _training(contents: ReportData) -> list[Picture]:
@@ -309,14 +289,12 @@ def _training(contents: ReportData) -> list[Picture]:
     for (method, budget), course in contents.courses.items():
         shown, title = budget == nearest[method], f"{method}, {contents.label(budget)}"
         caption = captions.training(contents, course, method, budget)
-        alt = f"Above, open heads by step; below, a heat map of the share of open heads in each of {len(course.sites)} layers."
         name = f"{slug(method)}_{budget}"
-        found.append(Picture(f"open_heads_{name}", "training", figures.open_heads(course, title), caption, alt, shown=shown))
+        found.append(Picture(f"open_heads_{name}", "training", figures.open_heads(course, title), caption, shown=shown))
         if shown and len(course.steps) > 1:
-            alt = "A row of heat maps of the gates, layers by heads, at a few steps, with the open heads under each."
             mean = f", the mean of {course.seeds} seeds" if course.seeds > 1 else ""
             strip, caption = film_strip(course, f"gates of {title}"), f"The gates of {title}, at a few steps{mean}."
-            found.append(Picture(f"film_{name}", "training", strip, caption, alt, wide=True))
+            found.append(Picture(f"film_{name}", "training", strip, caption, wide=True))
     return sorted(found, key=lambda picture: not picture.shown)
 
 
@@ -336,9 +314,8 @@ def _agreement(contents: ReportData) -> list[Picture]:
         title = f"Jaccard index of masks of {contents.label(budget)}\n({between}by chance: {chance:.2f})"
         figure = agreement_matrix(names, grid, title=title, chance=float(chance))
         caption = captions.agreement(contents, at_budget, budget)
-        alt = f"Matrix of the Jaccard index between the masks of {listed(names)}, with the numbers in its cells."
         focus = budget == contents.focus or len(contents.budgets) < 2
-        found.append(Picture(f"agreement_{budget}", "agreement", figure, caption, alt, shown=focus, wide=len(names) > 5))
+        found.append(Picture(f"agreement_{budget}", "agreement", figure, caption, shown=focus, wide=len(names) > 5))
     return sorted(found, key=lambda picture: not picture.shown)
 
 
@@ -351,6 +328,4 @@ def _scores(contents: ReportData) -> list[Picture]:
     if kept is not None and len(kept.values) != len(his.values):
         kept = None
     figure = figures.his_against_entropy(contents, kept, method)
-    alt = f"Scatter plot of {len(his.values)} heads: HIS across, attention entropy up, colour by layer."
-    alt += f" Large points are kept by {method}." if kept is not None else ""
-    return [Picture("his_entropy", "scores", figure, captions.his_against_entropy(his, entropy), alt)]
+    return [Picture("his_entropy", "scores", figure, captions.his_against_entropy(his, entropy))]

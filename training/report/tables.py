@@ -15,11 +15,14 @@ from training.stats.numbers import CACHE, CLOSED, NONE, counted, duration, liste
 from training.stats.significance import SEEDS_FOR_A_CLAIM, SIGNIFICANCE, holm
 from training.stats.verdict import regime
 
+AGAINST_DENSE = "against_dense"
+"""The column of the difference to the dense model."""
 MAJORITY = "majority class"
 """The row of always answering the most frequent class, which a model has to exceed."""
 TITLES = {
     "mean": "test {metric}", "low": "95 % from", "high": "to", "std": "st. dev.", CACHE: "KV bytes per token",
-    CLOSED: "closed by gates", "difference": "difference{unit}", "ahead": "seeds ahead", "least": "least of a seed",
+    CLOSED: "closed by gates", AGAINST_DENSE: "- dense",
+    "difference": "difference{unit}", "ahead": "seeds ahead", "least": "least of a seed",
     "p_holm": "p, corrected (Holm)", "jaccard": "Jaccard", "chance_jaccard": "by chance", "kendall": "Kendall",
     "spearman": "Spearman", "bleu": "BLEU", "bleu_interval": "± (95 %)", "bleu_p": "p of BLEU", "chrf": "chrF",
     "chrf_interval": "± (95 %)", "chrf_p": "p of chrF", "forward_examples": "examples forward",
@@ -142,6 +145,8 @@ def _cell(column: Column, value: object, metric: str) -> Cell:
             text = number(metric, value)
         case "difference" | "least" | "most":
             text = signed(shown(metric, value), 2)
+        case name if name == AGAINST_DENSE:
+            text = signed(shown(metric, value))
         case "seconds":
             text = duration(value)
         case "p" | "p_holm" | "bleu_p" | "chrf_p":
@@ -163,17 +168,27 @@ def _cell(column: Column, value: object, metric: str) -> Cell:
 
 def results_table(contents: ReportData) -> Table:
     """Return the main metric on the test split, with its interval, per stage, method and budget."""
-    names = ("method", "stage", "budget", "mean", "low", "high", "std", "seeds", CACHE, CLOSED)
-    rows, few = contents.summary, len(contents.budgets) < 2
+    names = ("method", "stage", "budget", "mean", "low", "high", AGAINST_DENSE, "std", "seeds", CACHE, CLOSED)
+    rows, few = with_difference(contents.summary, "mean", ["stage"]), len(contents.budgets) < 2
     if contents.majority is not None:
         rows = pd.concat([rows, pd.DataFrame([{"method": MAJORITY, "stage": NONE, "mean": contents.majority}])])
     return make_table(contents, "results", captions.results(contents), "summary.csv", names, rows, shown=few)
 
 
+def with_difference(rows: pd.DataFrame, column: str, keys: list[str]) -> pd.DataFrame:
+    """Add the difference of a column to the first row of the dense model with the same keys."""
+    known = [key for key in keys if key in rows]
+    if column not in rows or not known:
+        return rows
+    dense = rows[rows["method"] == "dense"].drop_duplicates(known).set_index(known)[column].rename("of_dense")
+    difference = rows[column] - rows.join(dense, on=known)["of_dense"]
+    return rows.assign(**{AGAINST_DENSE: difference.where(~is_dense(rows))})
+
+
 def budget_table(contents: ReportData, stage: str) -> Table:
     """Return a stage's means by method and heads kept, with the ends of their intervals."""
     metric = contents.metric
-    rows = contents.summary[contents.summary["stage"] == stage]
+    rows = with_difference(contents.summary[contents.summary["stage"] == stage], "mean", ["stage"])
     budgets = sorted({int(budget) for budget in rows["budget"]}, reverse=True)
     columns = [Column("method", "method", numeric=False)]
     columns += [Column(f"mean:{budget}", contents.label(budget)) for budget in budgets]
@@ -187,13 +202,16 @@ def budget_table(contents: ReportData, stage: str) -> Table:
                 line.append(Cell(""))
                 continue
             has_interval = not math.isnan(row["low"]) and not math.isnan(row["high"])
-            note = f"{number(metric, row['low'])} to {number(metric, row['high'])}" if has_interval else ""
-            line.append(Cell(number(metric, row["mean"]), float(row["mean"]), note))
+            note = [f"{number(metric, row['low'])} to {number(metric, row['high'])}"] if has_interval else []
+            note += [] if math.isnan(row[AGAINST_DENSE]) else [signed(shown(metric, row[AGAINST_DENSE]))]
+            line.append(Cell(number(metric, row["mean"]), float(row["mean"]), "; ".join(note)))
         cells.append(line)
     if contents.majority is not None:
         cells.append([Cell(MAJORITY), *([Cell(number(metric, contents.majority), contents.majority)] * len(budgets))])
     words = f"{captions.words_of(stage)}: test {metric}{unit(metric)}"
     below = ", below it the 95 % interval of the mean" if rows[["low", "high"]].notna().all(axis=None) else ""
+    if rows[AGAINST_DENSE].notna().any():
+        below += f"{' and' if below else ', below it'} the difference to the dense model"
     caption = f"{words}{below}, by {contents.unit}s kept."
     return Table(f"by_budget_{slug(stage)}", caption, "summary.csv", columns, cells)
 
@@ -204,7 +222,9 @@ def experiments_table(contents: ReportData) -> Table:
     measured = [str(name) for name in rows.columns if str(name).startswith(("test_", "select_"))]
     measured.sort(key=lambda name: (name.endswith("_loss"), not name.startswith("test_"), not name.endswith(metric)))
     names = ["method", "stage", "heads", CACHE, CLOSED, *([] if of_run else ["seed", "budget"]), *measured]
+    names.insert(names.index(f"test_{metric}") + 1 if f"test_{metric}" in names else len(names), AGAINST_DENSE)
     names += [] if of_run else COSTS  # of a run, the table of costs has the same rows
+    rows = with_difference(rows, f"test_{metric}", ["seed"] if of_run else ["stage", "seed"])
     if stated := contents.metrics.get("majority"):
         scored = {f"test_{name}": value for name, value in stated.items() if f"test_{name}" in rows}
         rows = pd.concat([rows, pd.DataFrame([{"method": MAJORITY, "stage": NONE, **scored}])])

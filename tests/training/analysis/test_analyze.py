@@ -1,6 +1,5 @@
 import copy
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -9,36 +8,13 @@ import torch
 
 from gates.errors import GateError
 from gates.scores.importance import normalise_by_layer
+from tests.training.analysis.models import BART, LLAMA, loaded, make_dense
 from tests.training.runs import make_data, make_pruner
-from training.analysis import analyze
 from training.analysis.heads import ablate_each, across_domains, by_kind, one_per_layer, prune_counts, through_training
-from training.analysis.model import DenseModel, gate_columns, head_importance, outcomes
+from training.analysis.model import gate_columns, head_importance, load_run, outcomes
 from training.commands.table import run_command
 from training.stats.bootstrap import resample_metric, resampled_difference
 from training.stats.significance import holm, mcnemar
-
-BART = {
-    "model_type": "bart", "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "max_position_embeddings": 64,
-    "eos_token_id": 3, "bos_token_id": 2, "decoder_start_token_id": 3,
-}  # fmt: skip
-LLAMA = {
-    "model_type": "llama", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "intermediate_size": 16, "max_position_embeddings": 64,
-}  # fmt: skip
-
-
-def make_dense(from_scratch=None, **settings):
-    """A random model with weights so large that its heads matter."""
-    more = {} if from_scratch is None else {"from_scratch": from_scratch}
-    pruner = make_pruner(**more, **settings)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for name, parameter in pruner.backbone.named_parameters():
-            if parameter.dim() == 2 and "embed" not in name:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) / parameter.shape[1] ** 0.5 * 2)
-    setup = SimpleNamespace(model=pruner.options)
-    return DenseModel(None, setup, pruner.eval(), make_data(test_rows=120), torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +25,7 @@ def dense():
 def without(dense, heads):
     """A copy of the model whose output projections have zeros for some heads, and no gates."""
     dense.gates.detach()
-    model = copy.deepcopy(dense.pruner.backbone).eval()
+    model = copy.deepcopy(dense.backbone).eval()
     dense.gates.attach()
     for head in heads:
         row = gate_columns(dense.gates).iloc[head]
@@ -101,7 +77,7 @@ def test_each_head_alone_with_mcnemars_test(dense):
 
 
 def test_other_metrics_are_tested_by_the_bootstrap(dense, monkeypatch):
-    monkeypatch.setattr(dense.pruner.task, "main_metric", "matthews")
+    monkeypatch.setattr(dense.module.task, "main_metric", "matthews")
     found = outcomes(dense, torch.stack([torch.ones(8), 1 - torch.eye(8)[3]]), "test")
     values, draws = resample_metric(found.predictions, found.targets, "matthews")
     expected = resampled_difference(values[1] - values[0], draws[:, 1] - draws[:, 0])
@@ -133,10 +109,9 @@ def test_pruning_in_the_order_of_his_once_and_again(dense):
     order = torch.argsort(normalise_by_layer(head_importance(dense), layers)).tolist()
     for pruned in (1, 4, 7):
         assert lines["one-shot"][pruned] == pytest.approx(by_hand(dense, order[:pruned])[1].mean())
-    gone = []
-    for _ in range(7):
-        lesser = DenseModel(None, None, make_pruner().eval(), dense.data, dense.device)
-        lesser.pruner.backbone.load_state_dict(without(dense, gone).state_dict())
+    gone, lesser = [], loaded(make_pruner(), dense.data)
+    for _ in range(4):
+        lesser.backbone.load_state_dict(without(dense, gone).state_dict())
         scores = normalise_by_layer(head_importance(lesser), layers)
         scores[gone] = torch.inf
         gone.append(int(scores.argmin()))
@@ -210,7 +185,7 @@ def test_the_finetune_is_repeated_to_the_last_bit_and_seen_at_every_epoch(run, t
     found = json.loads((tmp_path / "out" / "metrics.json").read_text())["experiments"]["through-training"]["numbers"]
     assert found["same_weights"]
     assert found["epochs"][-1]["his_spearman_with_last"] == pytest.approx(1)
-    dense = analyze.load_dense(str(run))
+    dense = load_run(str(run))
     np.testing.assert_allclose(scores["his"][8:], head_importance(dense), rtol=1e-5)
     whole = outcomes(dense, torch.ones(1, 8), "test")
     assert table.loc[table["pruned"].eq(0) & table["epoch"].eq(1.5), "loss"].item() == pytest.approx(whole.losses.mean())
@@ -220,21 +195,18 @@ def test_the_finetune_is_repeated_to_the_last_bit_and_seen_at_every_epoch(run, t
 def test_experiments_add_up_in_one_directory(run, tmp_path, capsys):
     out = tmp_path / "out"
     assert call(run, out, "--experiments", "one-per-layer") == 0
-    assert (
-        call(run, out, "--experiments", "domains,ablate", "--other_data.max_distractors", "1", "--", "--data.test_rows=60") == 0
-    )
+    arguments = ["--experiments", "domains,ablate", "--other_data.max_distractors", "1", "--", "--data.test_rows=60"]
+    assert call(run, out, *arguments) == 0
     assert {path.name for path in out.iterdir()} == {
         "ablate.csv", "one_per_layer.csv", "domains.csv", "plots", "metrics.json", "analysis.md",
     }  # fmt: skip
     assert {path.name for path in (out / "plots").iterdir()} == {"ablate.png", "ablate.svg", "domains.png", "domains.svg"}
-    text = (out / "analysis.md").read_text()
+    text, shown = (out / "analysis.md").read_text(), capsys.readouterr().out
     titles = ["Each head removed alone", "One head per layer", "The same heads on other data"]
     assert [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")] == titles
-    found = json.loads((out / "metrics.json").read_text())
-    assert found["experiments"]["domains"]["command"].endswith("--other_data.max_distractors 1 -- --data.test_rows=60")
-    spoken = capsys.readouterr().out
-    assert "are over test examples, for this model" in text
-    assert all(sentence in text and sentence in spoken for sentence in found["experiments"]["ablate"]["sentences"])
+    found = json.loads((out / "metrics.json").read_text())["experiments"]
+    assert found["domains"]["command"].endswith("--other_data.max_distractors 1 -- --data.test_rows=60")
+    assert all(sentence in text and sentence in shown for sentence in found["ablate"]["sentences"])
     counts = pd.read_csv(out / "ablate.csv")["metric"] * 60
     np.testing.assert_allclose(counts, counts.round(), atol=1e-9)  # the test split had the 60 rows asked for
 

@@ -17,8 +17,8 @@ def tracked(folder, wandb="{}"):
     return run
 
 
-def survive(run, tmp_path, out="out"):
-    arguments = [str(run), "--experiments", "survival", "--roles", write_roles(tmp_path), "--run_dir", str(tmp_path / out)]
+def survive(run, tmp_path):
+    arguments = [str(run), "--experiments", "survival", "--roles", write_roles(tmp_path), "--run_dir", str(tmp_path / "out")]
     return run_command("analyze", arguments)
 
 

@@ -24,7 +24,7 @@ def test_every_option_says_what_it_is_for(group):
 
 def test_defaults_and_kinds_are_those_of_the_fields():
     shown = {option.name: option for option in options_of_group(PrunerOptions, "model.")}
-    assert (shown["model.budget"].kind, shown["model.budget"].default) == ("N|X|{..}|12ms|0.7x", "0.25")
+    assert (shown["model.budget"].kind, shown["model.budget"].default) == ("N|X|{..}|auto|12ms|0.7x", "0.25")
     assert (shown["model.backbone"].kind, shown["model.backbone"].default) == ("NAME|PATH", "none")
     assert (shown["model.pipelined"].kind, shown["model.pipelined"].default) == ("true|false", "none")
     assert shown["model.unit"].kind == "head|group"

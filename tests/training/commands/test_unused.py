@@ -14,6 +14,7 @@ WITH = {
     "--model.distil_temperature": ["--model.distil", "0.5"],
     "--model.init_score": ["--model.init_spread", "1"],
     "--model.price": ["--model.budget", "null"],
+    "--model.max_loss": ["--model.budget", "auto"],
     "--model.latency_table": ["--model.budget", "0.7x"],
     "--average_every": ["--average_last", "3"],
     "--from_scratch_epochs": ["--from_scratch", "[learned]"],

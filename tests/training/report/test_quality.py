@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from training.config.comparison import STAGES
-from training.plotting import COLOURS, method_styles
+from training.plotting import COLOURS, method_styles, quality_by_budget
 from training.report.captions import STAGE_TITLES
 from training.report.contents import ReportData
 from training.report.figures import quality_against_heads
@@ -43,16 +43,35 @@ def test_no_two_methods_share_a_colour_or_a_marker():
 
 
 @pytest.mark.parametrize("methods", [NAMES, LONG])
-def test_many_methods_are_named_beside_the_plot_in_the_order_of_their_ends(methods):
+def test_many_methods_are_named_below_the_plot_in_the_order_of_their_ends(methods):
+    """The picture is narrow, so that nothing is off the screen of a phone."""
     figure = quality_against_heads(contents_of(methods), "retrained")
     (axes,), (legend,) = figure.axes, figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["dense", *methods]
     box, plot = legend.get_window_extent(), axes.get_tightbbox()
-    assert not box.overlaps(plot)
-    assert plot.x1 <= box.x0 < box.x1 <= figure.bbox.x1
-    assert plot.width > 0.9 * 3.5 * figure.dpi  # long names leave the plot its room
+    assert figure.bbox.y0 <= box.y0 < box.y1 <= plot.y0
+    assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
+    assert figure.get_figwidth() <= 4.5
+    assert plot.height > 2.5 * figure.dpi
     colours = [line.get_color() for line in axes.lines if line.get_label() in methods]
     assert len(set(colours)) == len(methods)
+
+
+def test_the_curve_of_a_run_has_its_own_budget_and_the_dense_model_of_each_stage():
+    rows = [
+        ("dense", "post hoc", 8, 0.9), ("dense", "retrained", 8, 0.95), ("his", "post hoc", 3, 0.7),
+        ("his", "retrained", 3, 0.8), ("learned", "post hoc", 3, 0.75), ("learned", "retrained", 3, 0.8),
+    ]  # fmt: skip
+    comparison = pd.DataFrame(rows, columns=["method", "stage", "heads", "select_accuracy"])
+    curve = pd.DataFrame([(name, heads, heads / 10) for name in ("learned", "his") for heads in (4, 2)])
+    curve.columns = ["method", "heads", "select_accuracy"]
+    alone, retrained = quality_by_budget(curve, comparison, metric="accuracy").axes
+    lines = {line.get_label(): line.get_xydata().tolist() for line in alone.lines}
+    assert lines["his"] == [[2, 20], [3, 70], [4, 40]]
+    assert [axes.lines[-1].get_ydata()[0] for axes in (alone, retrained)] == [90, 95]
+    assert [marks.get_offsets().tolist() for marks in retrained.collections] == [[[0, 80]], [[1, 80]]]
+    (only,) = quality_by_budget(curve, comparison[comparison["stage"] == "post hoc"], metric="accuracy").axes
+    assert only.get_title() == "mask alone"
 
 
 def test_bands_reach_from_the_lowest_to_the_highest_seed_and_the_picture_says_so():

@@ -98,37 +98,21 @@ def test_the_weights_that_stay_are_those_of_the_best_ridge(scripted, reached, lo
         ([0.5, math.nan, 0.7], 1.0, 0.7),
         ([math.nan, 0.5, math.nan], 0.1, 0.5),
         ([math.nan] * 3, None, math.nan),
+        ([0.5, 0.3, 0.4], None, 0.5),
+        ([0.5, 0.5, 0.4], 0.1, 0.5),  # an equal refit is applied
     ],
 )
-def test_a_refit_whose_quality_is_no_number_is_not_applied(scripted, qualities, ridge, reached):
-    subject, judged, _ = scripted
-    dense = parameters_of(subject)
-    judged(*qualities)
-    found = best_refit_(subject, MASK, RefitSearch(ridges=[0.1, 1.0], rows=8), dense)
-    assert found.ridge == ridge
-    assert found.reached == pytest.approx(reached, nan_ok=True)
-    assert all(torch.equal(tensor, dense[name]) for name, tensor in parameters_of(subject).items()) == (ridge is None)
-
-
 @pytest.mark.parametrize("sign", [1, -1])
-def test_a_refit_that_is_worse_than_none_is_not_applied(scripted, capsys, sign):
-    """The selection split judges; an equal refit is applied."""
+def test_a_refit_that_is_worse_than_none_or_no_number_is_not_applied(scripted, capsys, qualities, ridge, reached, sign):
     subject, judged, _ = scripted
     subject.task.lower_is_better = sign < 0
-    dense, search = parameters_of(subject), RefitSearch(ridges=[0.1, 1.0], rows=8)
-
-    def unchanged():
-        return all(torch.equal(tensor, dense[name]) for name, tensor in parameters_of(subject).items())
-
-    judged(*(sign * one for one in (0.5, 0.3, 0.4)))
-    found = best_refit_(subject, MASK, search, dense)
-    assert (found.ridge, found.reached, found.unrefitted) == (None, sign * 0.5, sign * 0.5)
-    assert found.tried == [sign * 0.3, sign * 0.4]
-    assert unchanged()
-    said = f"is {sign * 0.5:.4f} with the mask of 3 alone and {sign * 0.4:.4f} after the best refit, so the weights stay"
-    assert said in " ".join(capsys.readouterr().out.split())
-    capsys.readouterr()
-    judged(*(sign * one for one in (0.5, 0.5, 0.4)))
-    assert best_refit_(subject, MASK, search, dense).ridge == 0.1
-    assert not unchanged()
-    assert "stay as they were" not in capsys.readouterr().out
+    dense = parameters_of(subject)
+    judged(*(sign * one for one in qualities))
+    found = best_refit_(subject, MASK, RefitSearch(ridges=[0.1, 1.0], rows=8), dense)
+    assert found.ridge == ridge
+    assert [found.unrefitted, *found.tried] == pytest.approx([sign * one for one in qualities], nan_ok=True)
+    assert found.reached == pytest.approx(sign * reached, nan_ok=True)
+    assert all(torch.equal(tensor, dense[name]) for name, tensor in parameters_of(subject).items()) == (ridge is None)
+    if qualities == [0.5, 0.3, 0.4]:
+        said = f"is {sign * 0.5:.4f} with the mask of 3 alone and {sign * 0.4:.4f} after the best refit"
+        assert said in " ".join(capsys.readouterr().out.split())

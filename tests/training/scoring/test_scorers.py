@@ -7,11 +7,10 @@ import torch
 from scipy.stats import rankdata
 
 from gates.errors import GateError
-from gates.gating.budget import Budget, budget_mask
+from gates.gating.budget import Budget
 from gates.scores.fisher import removal_cost
 from gates.scores.importance import normalise_by_layer
-from gates.scores.ranking import jaccard
-from tests.training.scoring.subjects import RAWS, make_scores
+from tests.training.scoring.subjects import RAWS, ROWS, make_scores
 from training.runs.cost import Cost
 from training.scoring.scorers import SCORERS, scorer
 
@@ -85,16 +84,8 @@ def test_one_pass_serves_many_scores_and_is_remembered(monkeypatch):
         return losses(*arguments)
 
     monkeypatch.setattr(scores.subject.module.task, "losses", counted)
-    for method in (
-        "random",
-        "his",
-        "his(normalise=false)",
-        "his(granularity=token)",
-        "his(granularity=batch)",
-        "fisher",
-        "taylor-weights",
-        "his(order=worst)",
-    ):
+    ways = ("normalise=false", "granularity=token", "granularity=batch", "order=worst")
+    for method in ("random", "his", "fisher", "taylor-weights", *(f"his({way})" for way in ways)):
         scores.ranking(method)
     scores.mask("fisher(rearrange=true)", Budget(3, {}))
     assert count[0] == 3  # three batches of at most five
@@ -108,9 +99,8 @@ def test_one_pass_serves_many_scores_and_is_remembered(monkeypatch):
     again = make_scores(known=dict(known))
     monkeypatch.setattr(again.subject.module.task, "losses", lambda *arguments: pytest.fail("computed twice"))
     assert torch.equal(again.ranking("hies(combine=ranks)"), scores.ranking("hies(combine=ranks)"))
-    assert torch.equal(
-        again.mask("fisher(rearrange=true)", Budget(3, {})), scores.mask("fisher(rearrange=true)", Budget(3, {}))
-    )
+    budget = Budget(3, {})
+    assert torch.equal(again.mask("fisher(rearrange=true)", budget), scores.mask("fisher(rearrange=true)", budget))
 
 
 def test_steps_do_not_pay_for_the_first_pass_twice():
@@ -136,38 +126,25 @@ def test_every_method_that_uses_a_pass_is_charged_its_peak_memory():
 @pytest.mark.parametrize(
     ("method", "forward", "backward"), [("his", 1, 1), ("confidence", 1, 0), ("hies(combine=ranks)", 2, 1)]
 )
-def test_passes_count_every_example_of_the_scoring_data(method, forward, backward):
-    scores = make_scores()
-    examples = sum(len(batch["labels"]) for batch in scores.subject.data.score_dataloader())
-    cost = scores.cost_of(method)
-    assert (cost.forward_examples, cost.backward_examples) == pytest.approx((forward * examples, backward * examples))
-
-
-def test_a_pass_measures_its_peak_memory():
-    scores = make_scores()
-    peak = scores.cost_of("confidence").peak_memory_mb
-    assert (peak is not None) == Path("/proc/self/status").exists()
-    assert peak is None or peak > 10
+def test_passes_count_every_example_of_the_scoring_data_and_measure_memory(method, forward, backward):
+    cost = make_scores().cost_of(method)
+    assert (cost.forward_examples, cost.backward_examples) == pytest.approx((forward * ROWS, backward * ROWS))
+    assert (cost.peak_memory_mb is not None) == Path("/proc/self/status").exists()
+    assert cost.peak_memory_mb is None or cost.peak_memory_mb > 10
 
 
 def test_names_are_checked_and_described():
     with pytest.raises(GateError, match="'best'"):
         scorer("best")
-    scores = make_scores()
     with pytest.raises(GateError, match="'best'"):
-        scores.raw("best")
+        make_scores().raw("best")
     for found in SCORERS.values():
         assert found.source
         assert found.what
         assert set(found.raws) <= set(RAWS)
 
 
-def test_the_seed_decides_a_random_mask():
-    scores = make_scores()
-    layers = scores.subject.gates.layer_index()
-    mask = scores.mask("random", Budget(4, {}), seed=5)
-    generator = torch.Generator().manual_seed(5)
-    expected = torch.rand(8, dtype=torch.float64, generator=generator).topk(4).indices.sort().values
+def test_the_seed_decides_a_random_mask(scores_of):
+    mask = scores_of("bert").mask("random", Budget(4, {}), seed=5)
+    expected = torch.rand(8, dtype=torch.float64, generator=torch.Generator().manual_seed(5)).topk(4).indices.sort().values
     assert mask.nonzero().flatten().tolist() == expected.tolist()
-    same = budget_mask(scores.ranking("random", seed=5), Budget(4, {}), kind_index=torch.zeros(8), layer_index=layers)
-    assert jaccard(mask, same) == 1.0

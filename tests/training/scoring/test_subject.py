@@ -21,7 +21,7 @@ def flags(module):
 
 @pytest.fixture
 def mixed(subject):
-    """A module of whose parts some are in training mode, as under frozen layers, with gates in force."""
+    """A module with some parts in training mode, as under frozen layers, and with a mask."""
     module = subject.module.train()
     for index, part in enumerate(module.backbone.modules()):
         part.training = index % 3 == 0
@@ -30,12 +30,6 @@ def mixed(subject):
     yield module
     module.train()
     module.gates.mode = "open"
-
-
-def test_gates_are_open_and_dropout_is_off(mixed):
-    with at_rest(mixed):
-        assert mixed.gates.mode == "open"
-        assert not any(flags(mixed))
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -47,6 +41,8 @@ def test_afterwards_every_part_is_as_before_also_if_the_work_fails(mode, fails, 
     assert False in before
     try:
         with at_rest(mixed):
+            assert mixed.gates.mode == "open"
+            assert not any(flags(mixed))
             mixed.backbone.train()  # whatever the work does
             mixed.gates.mode = "stochastic"
             mixed.backbone.bert.encoder.layer[0].eval()
@@ -60,15 +56,8 @@ def test_afterwards_every_part_is_as_before_also_if_the_work_fails(mode, fails, 
     assert torch.equal(mixed.gates.mask, mask)
 
 
-def test_a_module_that_was_not_training_stays_so(mixed):
-    mixed.eval()
-    with at_rest(mixed):
-        pass
-    assert not any(flags(mixed))
-
-
 class Placed(nn.Module):
-    """A module that notes where it is sent."""
+    """A module that records the devices it is moved to."""
 
     def __init__(self):
         super().__init__()
@@ -94,27 +83,21 @@ def test_it_is_on_the_device_meanwhile_and_back_afterwards(device, there):
     assert module.training
 
 
-def test_a_subject_computes_where_its_trainer_does(subject):
+def test_batches_are_those_of_the_scoring_data_on_the_trainers_device(subject):
     assert subject.device == subject.trainer.strategy.root_device
-    with subject.at_rest():
-        assert subject.module.device == subject.device
-        assert subject.gates.mode == "open"
-
-
-def test_batches_are_those_of_the_scoring_data(subject):
     batches = list(subject.batches())
     assert [len(batch["labels"]) for batch in batches] == [5, 5, 2]
     for batch, expected in zip(batches, subject.data.score_dataloader(), strict=True):
         assert all(torch.equal(batch[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize(("bar", "told"), [(True, "scoring heads 0/1\n"), (False, "")])
-def test_passes_are_stages_unless_many_would_be_told(bar, told, subject, capsys):
+@pytest.mark.parametrize(("bar", "shown"), [(True, "scoring heads 0/1\n"), (False, "")])
+def test_passes_have_a_bar_unless_it_is_off(bar, shown, subject, capsys):
     data = make_data(score_rows=4)
     capsys.readouterr()
     with progress.displayed():
         list(ScoringContext(subject.module, data, subject.trainer).batches(bar=bar))
-    assert capsys.readouterr().err == told
+    assert capsys.readouterr().err == shown
 
 
 @pytest.mark.parametrize("rows", [1, 10, 1000])

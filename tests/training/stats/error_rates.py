@@ -25,17 +25,16 @@ MEAN = MeanMetric(lambda outcomes, targets: np.asarray(outcomes)[..., None], lam
 
 @dataclass(frozen=True)
 class World:
-    """Where chance comes from.
+    """A source of outcomes.
 
     Args:
-        seeds: of each method.
-        examples: of the test split.
-        seed_spread: standard deviation of a method's accuracy over seeds, as a share.
-        example_spread: standard deviation over examples of how a method does on them in all of its seeds.
-        hits: whether outcomes are 0 or 1, drawn anew in every seed with the probability that the spreads leave; else the
-            probabilities themselves, which no further chance touches.
-        settled: share of the examples that every model gets right, so that two models differ on fewer of them; of hits.
-        ahead: by how much the first method is really better than the others, as a share.
+        seeds: The seeds of each method.
+        examples: The examples of the test split.
+        seed_spread: The standard deviation of a method's accuracy over seeds, as a share.
+        example_spread: The standard deviation over examples of a method's accuracy, the same for all seeds.
+        hits: Whether outcomes are 0 or 1, drawn in every seed. Otherwise they are the probabilities.
+        settled: The share of the examples that every model gets right.
+        ahead: The true lead of the first method over the others, as a share.
     """
 
     seeds: int
@@ -47,7 +46,7 @@ class World:
     ahead: float = 0.0
 
     def draw(self, families: int, random: np.random.Generator) -> np.ndarray:
-        """Outcomes ``[families, methods, seeds, examples]``."""
+        """Draw outcomes ``[families, methods, seeds, examples]``."""
         of_seed = random.normal(0, self.seed_spread, (families, METHODS, self.seeds, 1))
         of_example = random.normal(0, self.example_spread, (families, METHODS, 1, self.examples))
         of_method = np.where(np.arange(METHODS) == 0, self.ahead, 0.0)[:, None, None]
@@ -60,12 +59,7 @@ class World:
 
 
 def p_values(outcomes: np.ndarray, *, resamples: int = 1000) -> np.ndarray:
-    """What :func:`training.stats.tables.compare_methods` finds for every pair, ``[families, pairs]``, not corrected.
-
-    Args:
-        outcomes: ``[families, methods, seeds, examples]`` of 1, 5 or more seeds.
-        resamples: of the bootstrap.
-    """
+    """Return p of every pair ``[families, pairs]`` as :func:`training.stats.tables.compare_methods` does, not corrected."""
     families, _, seeds, examples = outcomes.shape
     values, draws = resample_metric(outcomes.reshape(-1, examples), np.zeros(examples), MEAN, resamples=resamples)
     values = values.reshape(families, METHODS, seeds)
@@ -82,27 +76,14 @@ def p_values(outcomes: np.ndarray, *, resamples: int = 1000) -> np.ndarray:
     return crossed_difference(differences, np.stack(spread, axis=1) * examples / (examples - 1), examples)[3]
 
 
-def over_seeds_and_examples(outcomes: np.ndarray, *, resamples: int = 10_000) -> np.ndarray:
-    """The paired bootstrap that draws n - 1 of n seeds beside the examples, which was used here before, to see what it does."""
-    families, _, seeds, examples = outcomes.shape
-    _, draws = resample_metric(outcomes.reshape(-1, examples), np.zeros(examples), MEAN, resamples=resamples)
-    draws = draws.reshape(resamples, families, METHODS, seeds)
-    seed = np.random.default_rng([0, 1]).integers(seeds, size=(resamples, max(1, seeds - 1)))
-    drawn = np.stack([draws[np.arange(resamples), ..., column] for column in seed.T]).mean(axis=0)
-    differences = drawn[..., FIRST] - drawn[..., SECOND]
-    differences[np.abs(differences) < 1e-12] = 0.0
-    tail = np.minimum((differences <= 0).sum(axis=0), (differences >= 0).sum(axis=0)) + 1
-    return np.minimum(1.0, 2 * tail / (resamples + 1))
-
-
 @dataclass(frozen=True)
 class Rates:
     """Shares of families, each with a Monte Carlo error of ``(share * (1 - share) / families) ** 0.5``.
 
     Args:
-        wrong: in which a pair of equal methods was called different.
-        found: in the mean over the pairs that are really different, in which such a pair was found; NaN without any.
-        alone: of pairs of equal methods with p < 0.05 before the correction.
+        wrong: The share of families in which a pair of equal methods was called different.
+        found: The share in which a different pair was found, the mean over such pairs; NaN without any.
+        alone: The share of pairs of equal methods with p < 0.05 before the correction.
     """
 
     wrong: float
@@ -110,10 +91,10 @@ class Rates:
     alone: float
 
 
-def simulate(world: World, families: int, *, seed: int = 0, test=p_values, **options: int) -> Rates:
-    """The rates of a test in a world, over so many families."""
+def simulate(world: World, families: int, *, seed: int = 0, **options: int) -> Rates:
+    """Return the rates of the procedure in a world, over a number of families."""
     random = np.random.default_rng(seed)
-    parts = [test(world.draw(CHUNK, random), **options) for _ in range(0, families, CHUNK)]
+    parts = [p_values(world.draw(CHUNK, random), **options) for _ in range(0, families, CHUNK)]
     p = np.concatenate(parts)
     called = np.array([holm(family) for family in p]) < 0.05
     different = (FIRST == 0) & (world.ahead != 0)

@@ -2,11 +2,12 @@
 
 import pandas as pd
 import pytest
+import torch
 
 from training.cli.command_line import CONFIGS
 from training.commands.table import run_command
 from training.config.data import KnownTruth
-from training.truth.tables import as_markdown, smallest_budgets, summary_of_truth, ticks
+from training.truth.tables import as_markdown, judged, smallest_budgets, summary_of_truth, ticks
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 CONFIG = str(CONFIGS / "known_truth.yaml")
@@ -24,6 +25,22 @@ def rows(method, *, program="p", seed=0, kept=((1, 0, 0.5), (2, 1, 1.0), (4, 1, 
         }
         for budget, covered, accuracy in kept
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("mask", "recall", "precision", "exact"),
+    [
+        ([1, 0, 1, 0, 0, 0], 1.0, 1.0, True),
+        ([1, 0, 0, 0, 0, 1], 1.0, 1.0, True),
+        ([1, 0, 1, 1, 0, 0], 1.0, 2 / 3, False),  # a second copy is kept in vain
+        ([1, 1, 0, 0, 0, 0], 0.5, 0.5, False),
+        ([0, 0, 1, 1, 0, 0], 0.5, 0.5, False),
+        ([0, 0, 0, 0, 0, 0], 0.0, 0.0, False),
+    ],
+)
+def test_interchangeable_heads_count_once(mask, recall, precision, exact):
+    found = judged(torch.tensor(mask), [[0], [2, 3, 5]])
+    assert (found.recall, found.precision, found.exact) == (recall, precision, exact)
 
 
 def test_ticks_count_exact_recoveries_where_the_budget_is_what_is_needed():
@@ -45,18 +62,6 @@ def test_the_smallest_budget_is_the_one_from_which_on_the_function_survives():
 
 
 @pytest.mark.integration
-def test_a_comparison_on_a_program_leaves_its_truth(tmp_path):
-    methods = ["--methods", "his,leave-one-out,random", "--seeds", "0,1", "--data.program", "has", "--data.spare", "[0, 2]"]
-    assert run_command("compare", ["--config", CONFIG, "--run_dir", str(tmp_path / "run"), *methods, *SMALL, *QUIET]) == 0
-    truth = pd.read_csv(tmp_path / "run" / "truth.csv")
-    assert len(truth) == 3 * 2 * 2
-    assert set(truth["budget"]) == {1, 3}
-    his = truth[(truth["method"] == "his") & (truth["budget"] == 1)]
-    assert his[["exact", "survives"]].to_numpy().all()
-    assert ((truth["recall"] == 1) == truth["survives"]).all()
-
-
-@pytest.mark.integration
 def test_learned_gates_keep_one_of_the_copies_of_a_needed_head_and_his_does_not(tmp_path):
     """No head alone is missed while its copies are there, so its gradient says nothing."""
     methods = ["--methods", "learned,his", "--seeds", "0", "--data.program", "has-copies", "--data.spare", "[0]"]
@@ -67,30 +72,32 @@ def test_learned_gates_keep_one_of_the_copies_of_a_needed_head_and_his_does_not(
 
 
 @pytest.mark.integration
-def test_a_benchmark_is_a_comparison_of_each_program_and_a_table_of_all(tmp_path, monkeypatch, capsys):
+def test_a_benchmark_is_a_comparison_of_each_program_and_a_table_of_all(tmp_path, monkeypatch):
     monkeypatch.setattr(KnownTruth, "parts", property(lambda self: two if self.program == "all" else {}))
     two = {name: {"program": name} for name in ("has", "same-ends")}
-    given = ["--config", CONFIG, "--run_dir", str(tmp_path), "--methods", "his,random", "--seeds", "0", "--data.spare", "[0]"]
-    assert run_command("compare", [*given, *SMALL, *QUIET]) == 0
+    methods = ["--methods", "his,random", "--seeds", "0,1", "--data.spare", "[0, 2]"]
+    assert run_command("compare", ["--config", CONFIG, "--run_dir", str(tmp_path), *methods, *SMALL, *QUIET]) == 0
     truth = pd.read_csv(tmp_path / "truth.csv")
-    assert truth[["program", "budget"]].drop_duplicates().to_numpy().tolist() == [["has", 1], ["same-ends", 2]]
+    assert len(truth) == 2 * 2 * 2 * 2
+    assert truth[["program", "budget"]].drop_duplicates().to_numpy().tolist() == [
+        ["has", 1], ["has", 3], ["same-ends", 2], ["same-ends", 4]
+    ]  # fmt: skip
+    his = truth.query("program == 'has' and method == 'his' and budget == 1")
+    assert his[["exact", "survives"]].to_numpy().all()
+    assert ((truth["recall"] == 1) == truth["survives"]).all()
     assert "| has | ✓ |" in (tmp_path / "truth.md").read_text()
     assert (tmp_path / "has" / "report.html").is_file()
 
 
 @pytest.mark.parametrize(
-    ("command", "more", "said"),
+    ("more", "message"),
     [
-        ("compare", ["--budgets", "1"], "--data.spare says how many more"),
-        ("compare", ["--data.program", "sorting"], "there is no program 'sorting'; expected all or one of has"),
-        ("compare", ["--data.spare", "[]"], "spare is []"),
-        (
-            "compare",
-            ["--data.program", "has", "--model.from_scratch.hidden_size", "8"],
-            "the program 'has' decides on the model",
-        ),
+        (["--budgets", "1"], "--data.spare says how many more"),
+        (["--data.program", "sorting"], "there is no program 'sorting'; expected all or one of has"),
+        (["--data.spare", "[]"], "spare is []"),
+        (["--data.program", "has", "--model.from_scratch.hidden_size", "8"], "the program 'has' decides on the model"),
     ],
 )
-def test_bad_input_is_one_sentence(command, more, said, tmp_path, capsys):
-    assert run_command(command, ["--config", CONFIG, "--run_dir", str(tmp_path / "run"), *more, *QUIET]) == 2
-    assert said in capsys.readouterr().err
+def test_bad_input_is_one_sentence(more, message, tmp_path, capsys):
+    assert run_command("compare", ["--config", CONFIG, "--run_dir", str(tmp_path / "run"), *more, *QUIET]) == 2
+    assert message in capsys.readouterr().err
