@@ -90,7 +90,7 @@ class Gating:
 
     Args:
         budget: The heads to keep: a count (18), a fraction (0.25), either per kind ({encoder: 10}), ``auto``, or a time (12ms,
-            0.7x of dense). ``hard-concrete`` gates then pay a price for each expected open head, or for its
+            0.7x of dense). Then ``hard-concrete`` gates pay a price for each expected open head, or for its
             milliseconds. The price is solved for after every step, so that their number falls to the budget. ``auto`` keeps the
             fewest heads that hold the quality of the dense model to within ``max_loss``.
         max_loss: The allowed loss on the selection split with ``budget: auto``, in points of the main metric, or in percent of
