@@ -1,4 +1,4 @@
-"""``python -m training COMMAND``, also installed as ``head-gates COMMAND``."""
+"""``head-gates COMMAND``, also ``python -m training COMMAND``."""
 
 from __future__ import annotations
 

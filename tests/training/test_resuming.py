@@ -37,6 +37,7 @@ def leaves(content, *path):
             yield (*path, name)
 
 
+@pytest.mark.integration
 def test_every_option_that_is_not_free_is_compared(full_run, tmp_path):
     began = yaml.safe_load((full_run[0] / "config.yaml").read_text())
     free, compared = set(), set()

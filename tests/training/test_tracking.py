@@ -24,6 +24,7 @@ def reads_its_environment():
     wandb.teardown()
 
 
+@pytest.mark.integration
 def test_empty_variables_are_as_if_they_were_not_set(tmp_path, monkeypatch):
     for name in ("WANDB_SILENT", "WANDB_CONSOLE", "WANDB_MODE"):
         monkeypatch.setenv(name, "")
@@ -183,6 +184,7 @@ def test_without_a_home_directory_folders_of_wandb_are_in_the_run(home, tmp_path
     assert folders == {"CACHE": str(inside / "cache"), "CONFIG": str(tmp_path / "own"), "DATA": str(inside / "data")}
 
 
+@pytest.mark.integration
 @pytest.mark.integration
 def test_results_that_wandb_does_not_take_are_still_written(tmp_path, monkeypatch, capsys):
     def fails(*_):

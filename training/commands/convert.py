@@ -1,4 +1,4 @@
-"""``python -m training convert OLD_DIR``: make a checkpoint that Transformers 4 pruned load again under Transformers 5."""
+"""``head-gates convert OLD_DIR``: make a checkpoint that Transformers 4 pruned load again under Transformers 5."""
 
 from __future__ import annotations
 

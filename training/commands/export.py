@@ -1,4 +1,4 @@
-"""``python -m training export RUN_OR_CHECKPOINT``: a finished run's model in another form.
+"""``head-gates export RUN_OR_CHECKPOINT``: a finished run's model in another form.
 
 Any budget of any ranking of the run, without training again. Nothing is read but the run directory and, for ``--refit`` and
 for a ranking that is scored now, its data.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -211,7 +211,7 @@ def choose_mask(
 
 
 def _compared_rankings(run: RunDirectory) -> dict[str, Tensor]:
-    """The rankings ``[gates]`` in the run's table of scores, by method; none if it compared nothing."""
+    """Return the rankings ``[gates]`` in the run's table of scores, by method; none if it compared nothing."""
     if not (run.path / SCORES).is_file():
         return {}
     table, prefix = read_table(run.path / SCORES, needed=("gate", "layer", "head")), "ranking:"
@@ -220,7 +220,7 @@ def _compared_rankings(run: RunDirectory) -> dict[str, Tensor]:
 
 
 def _dense_model(run: RunDirectory, checkpoint: Mapping[str, Any], path: str) -> PreTrainedModel:
-    """The model that a checkpoint holds; its config is that of the run's export, but with all heads the run started with."""
+    """Return the model of a checkpoint. Its config is that of the run's export, with all heads that the run started with."""
     state = checkpoint["state_dict"]
     config = read_config(str(run.export))
     try:
@@ -293,16 +293,7 @@ def export_run(line: CommandLine) -> None:
     _check(line, out)
     trained, mask = _model_and_mask(line)
     with writing_to(out):
-        cost = export(
-            trained,
-            mask,
-            options.format,
-            out,
-            options.ranking,
-            measure=options.measure,
-            length=options.length,
-            pad_heads=options.pad_heads,
-        )
+        cost = export(trained, mask, options, out)
     show(stdout(), trained, mask, options.format, out, cost)
     if options.push_to_hub is not None:
         with progress.stage("uploading"):
@@ -354,7 +345,7 @@ def _model_and_mask(line: CommandLine) -> tuple[TrainedModel, Tensor]:
 
 
 def default_output(options: Namespace) -> str:
-    """Return the default directory of an export: beside the run, named after its options.
+    """Return the default directory of an export: that of the run with the options of the export in its name.
 
     >>> given = {"minimum_per_layer": 1, "pad_heads": False, "refit": True}
     >>> default_output(Namespace(run="runs/mine/", format="remote-code", ranking="obs", budget={"encoder": 9}, **given))
@@ -399,54 +390,28 @@ def _check(line: CommandLine, out: Path) -> None:
 
 
 @progress.stage("exporting, reloading and checking")
-def export(
-    trained: TrainedModel,
-    mask: Tensor,
-    format: Format,
-    out: Path,
-    ranking: str | None = None,
-    *,
-    measure: Sequence[int] = (),
-    length: int = 128,
-    pad_heads: bool = False,
-) -> Cost | None:
-    """Write one form, and return its measured cost.
-
-    Args:
-        out: The directory to write. Must not exist or be empty.
-        measure: The batch sizes to measure latency at.
-        length: The tokens per example of the check and the measurement.
-        pad_heads: Whether heads of zeros make the layers of the stock form equally large.
-    """
-    refuse_taken(out)
-    if format == "gates":
+def export(trained: TrainedModel, mask: Tensor, options: Namespace, out: Path) -> Cost | None:
+    """Write the form of the options, and return its measured cost."""
+    if options.format == "gates":
         _export_gates(trained, mask, out)
         return None
-    model, inputs = trained.model, example_inputs(trained.model, length=length, padded=True)
+    model, inputs = trained.model, example_inputs(trained.model, length=options.length, padded=True)
     cost = None
-    if format != "masked":
-        cut, _ = copy_in_form(model, mask, "pruned", inputs, pad_heads=pad_heads)
+    if options.format != "masked":
+        cut, _ = copy_in_form(model, mask, "pruned", inputs, pad_heads=options.pad_heads)
         with progress.stage("measuring parameters, FLOPs and latency"):
-            cost = measure_cost(model, cut, inputs, batch_sizes=measure)
-    card = _card(trained, mask, ranking or trained.method, cost)
-    if format == "onnx":
+            cost = measure_cost(model, cut, inputs, batch_sizes=options.measure)
+    card = _card(trained, mask, options.ranking or trained.method, cost)
+    if options.format == "onnx":
         _export_onnx(trained, cut, mask, inputs, card, out)
     else:
-        save_pruned(
-            model,
-            out,
-            mask,
-            form=FORMS[format],
-            pad_heads=pad_heads,
-            tokenizer=trained.tokenizer,
-            card=card,
-            check_batch=inputs,
-        )
+        form, pad = FORMS[options.format], options.pad_heads
+        save_pruned(model, out, mask, form=form, pad_heads=pad, tokenizer=trained.tokenizer, card=card, check_batch=inputs)
     return cost
 
 
 def _export_gates(trained: TrainedModel, mask: Tensor, out: Path) -> None:
-    """The gates alone, fixed at the mask."""
+    """Write the gates alone, fixed at the mask."""
     ungated = copy.deepcopy(trained.model)
     gated = GatedModel(trained.model, trained.gate_config)
     gated.gates.log_alpha.data.copy_(trained.gates.log_alpha.detach())
@@ -518,7 +483,7 @@ def show(console: Console, trained: TrainedModel, mask: Tensor, format: Format, 
         run, name = trained.run, trained.checkpoint
         source = run.path if name == "final" else run.checkpoint(name)
         console.print(
-            f"the weights they belong to: python -m training export {escape(str(source))} --format masked "
+            f"the weights they belong to: head-gates export {escape(str(source))} --format masked "
             f"--budget {trained.gates.size} --output ...",
             soft_wrap=True,
         )

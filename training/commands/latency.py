@@ -1,4 +1,4 @@
-"""``python -m training latency``: how long a run's model takes with which heads, measured once for many runs."""
+"""``head-gates latency``: how long a run's model takes with which heads, measured once for many runs."""
 
 from __future__ import annotations
 

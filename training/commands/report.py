@@ -1,4 +1,4 @@
-"""``python -m training report RUN... --output report.html``: results as one page that needs nothing else, and as pictures."""
+"""``head-gates report RUN... --output report.html``: results as one page that needs nothing else, and as pictures."""
 
 from __future__ import annotations
 

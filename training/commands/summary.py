@@ -1,4 +1,4 @@
-"""``python -m training summary DIRECTORY...``: results as a Markdown table."""
+"""``head-gates summary DIRECTORY...``: results as a Markdown table."""
 
 from __future__ import annotations
 

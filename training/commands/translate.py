@@ -1,4 +1,4 @@
-"""``python -m training translate SYSTEM... --source FILE --reference FILE``: translate, score, and test the differences.
+"""``head-gates translate SYSTEM... --source FILE --reference FILE``: translate, score, and test the differences.
 
 A system is a folder of an encoder-decoder with its tokenizer: an export, a fine-tuned model, or a run directory, whose export
 is taken. The first system is the baseline of the paired bootstrap.

@@ -154,7 +154,7 @@ def check_times(options: PrunerOptions, budgets: Sequence[BudgetOption], *, laun
     elif times and launcher == "ray":
         raise GateError(
             f"--budgets has {times[0]}, and this machine need not be like those of the cluster; measure a table on one of them "
-            "(python -m training latency) and give --model.latency_table"
+            "(head-gates latency) and give --model.latency_table"
         )
 
 

@@ -157,5 +157,5 @@ def told_of_latency(latency: dict[str, Any]) -> str:
         return text
     return (
         f"{text}. That is {asked / found - 1:.0%} more than was asked for; other work on the machine may have disturbed the "
-        "table: measure one when it is idle (python -m training latency) and give it as --model.latency_table"
+        "table: measure one when it is idle (head-gates latency) and give it as --model.latency_table"
     )

@@ -89,18 +89,17 @@ class Gating:
     """The gates, their training, and the number of heads that stay.
 
     Args:
-        budget: heads to keep: a count (18), a fraction (0.25), or one of these per kind ({encoder: 10}). Then ``hard-concrete``
-            gates pay a price for each expected open head, which is solved for after every step, so that their number is on
-            its way from all heads to the budget. Or a time that one forward pass may take: 12ms, or 0.7x of the dense model's;
-            the price of a head is then by the milliseconds that it costs. Or ``auto``: the fewest heads that keep the quality
-            of the dense model to within ``max_loss``.
-        max_loss: With ``budget: auto``, what the model may lose on the selection split: points of the main metric, or percent
-            of it for perplexities. The end of the 95 % interval counts.
-        latency_table: for a budget in time, the file that says how long the model takes with which heads, as
-            ``python -m training latency`` writes it (default: measured when the run begins, and kept as RUN_DIR/latency.json).
-        price: with ``budget: null``, where it must be given, lambda of Voita et al. 2019: the price of one expected open head,
-            or one per kind. The number of heads that stay then follows from it. ``clamped-linear`` gates pay it with a budget
-            too, 0.01 by default.
+        budget: The heads to keep: a count (18), a fraction (0.25), either per kind ({encoder: 10}), ``auto``, or a time (12ms,
+            0.7x of dense). Then ``hard-concrete`` gates pay a price for each expected open head, or for its
+            milliseconds. The price is solved for after every step, so that their number falls to the budget. ``auto`` keeps the
+            fewest heads that hold the quality of the dense model to within ``max_loss``.
+        max_loss: The allowed loss on the selection split with ``budget: auto``, in points of the main metric, or in percent of
+            a perplexity. The end of the 95 % interval counts.
+        latency_table: The file of ``head-gates latency`` for a budget in time (default: measured when the run begins, and kept
+            as RUN_DIR/latency.json).
+        price: The price of one expected open head, or one per kind (lambda of Voita et al. 2019). It must be given with
+            ``budget: null``, and the number of heads follows from it. ``clamped-linear`` gates pay it with a budget too
+            (default: 0.01).
         gate: The family of gates. ``hard-concrete``: Louizos et al. 2018. ``relaxed-top-k``: Differentiable Subset Pruning, Li
             et al. 2021. ``straight-through-top-k``: the top K forward, a sigmoid's gradient backward; K falls over the ramp.
             ``clamped-linear``: a number clamped to [0, 1] with an L1 price, as in DuoAttention, Xiao et al. 2024.
@@ -185,8 +184,8 @@ class Phases:
         pipelined: Whether the backbone is frozen in the prune phase (as in the pipelined variant of Li et al. 2021). Otherwise
             gates and weights are trained together (as by Voita et al. 2019). Default: true for ``hard-concrete`` gates with a
             budget.
-        swaps: passes over training data (1,024 examples) that a search by swaps may take to refine the learned mask before
-            the weights are retrained (see :mod:`gates.search.swaps`); 0 for no search, 40 is a good deal.
+        swaps: The number of passes over training data (1,024 examples) of a search by swaps, such as 40; 0 for no search. It
+            refines the learned mask before the weights are retrained (see :mod:`gates.search.swaps`).
         min_prune_steps: The least number of optimiser steps of the prune phase. On small data ``prune`` epochs are too few
             steps for gates to close; the phase is then longer.
         refit: Whether to refit the weights behind the kept heads to the dense model before they are retrained: by least

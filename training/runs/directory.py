@@ -1,26 +1,4 @@
-"""The run directory: where everything of a run is written, in a fixed shape.
-
-::
-
-    config.yaml        the resolved configuration
-    run_inputs.json    fingerprints of data and model, see :mod:`training.runs.resume`
-    latency.json       with a budget in time: how long the model takes with which heads
-    metrics.json       results of the run, versions, machine; written when the tables are
-    metrics.csv        the log of each step
-    comparison.csv     every method at the run's budget; with summary.csv, statistics.csv, agreement.csv, verdict.md
-    curve.csv          post hoc quality of every ranking at other budgets (selection split)
-    scores.csv         raw scores and rankings of every gate
-    gates_over_time.csv, masks.json, sites.json, samples.tsv
-    masks/*.json       the mask of each method
-    plots/*.png        gate heat map, quality by budget, agreement of masks
-    checkpoints/       dense.ckpt (end of fine-tuning), final.ckpt
-    experiments/       finished pieces of training and evaluation, see :mod:`training.comparison.cache`
-    export/            the pruned model
-    checksums.json     of the tables, masks and texts, see :mod:`training.runs.stored`
-    finished.json      written last of all: the run has ended, with these files
-    wandb/             W&B's own files, without a home directory its caches too
-    .lock              while a process writes here
-"""
+"""The run directory. Its files are described in ``docs/reference/files.md``."""
 
 from __future__ import annotations
 
