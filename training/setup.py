@@ -64,7 +64,7 @@ def open_data(setup: Setup, checkpoint: str | None = None) -> TaskData:
         data.build(backbone, stated_labels(backbone, trust_remote_code=trusted))
     check_limits(setup, data)
     with progress.paused():
-        for notice in data.notices:
+        for notice in (data.describe(), *data.notices):
             rank_zero_only(Console().print)(notice, markup=False, highlight=False, soft_wrap=True)
     return data
 
