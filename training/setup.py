@@ -73,7 +73,7 @@ def open_data(setup: Setup, checkpoint: str | None = None) -> TaskData:
             data.label_by(model.to(make_trainer(setup).strategy.root_device))  # type: ignore[arg-type]
     check_limits(setup, data)
     with progress.paused():
-        for notice in data.notices:
+        for notice in (data.describe(), *data.notices):
             rank_zero_only(Console().print)(notice, markup=False, highlight=False, soft_wrap=True)
     return data
 

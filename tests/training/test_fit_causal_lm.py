@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 import torch
 
-from gates.attention.sites import find_attention
 from gates.export.checkpoint import load_pruned
 from gates.export.cost import cache_bytes_of
 from tests.training.causal_runs import make_data, write_config
@@ -83,19 +82,6 @@ def test_the_export_reloads_with_the_perplexity_of_the_table(run):
     table = pd.read_csv(run / "comparison.csv").set_index(["method", "stage"])
     expected = table.loc[("learned", "retrained"), "test_perplexity"]
     assert torch.tensor(surprise / tokens).exp() == pytest.approx(expected, rel=1e-4)
-
-
-def test_a_run_goes_on_from_the_export(run, tmp_path):
-    """The pruned model is the dense one of the next run."""
-    data = "{class_path: SyntheticDocuments, init_args: {train_rows: 16, select_rows: 8, test_rows: 8, max_length: 40}}"
-    config = tmp_path / "next.yaml"
-    config.write_text(
-        f"model: {{backbone: {run / 'export'}, budget: 2, finetune: 0, prune: 1, retrain: 1, min_prune_steps: 0, "
-        f"refit: false}}\ndata: {data}\n"
-        "trainer: {accelerator: cpu, enable_progress_bar: false}\nwandb: {mode: disabled}\ncompare: none\n"
-    )
-    assert main(["--config", str(config), "--run_dir", str(tmp_path / "next")]) == 0
-    assert sum(site.kv_heads for site in find_attention(load_pruned(tmp_path / "next" / "export"))) == 2
 
 
 @pytest.mark.nightly

@@ -145,13 +145,6 @@ def test_systems_are_translated_and_compared_by_a_command(run, tmp_path, capsys)
     capsys.readouterr()
 
 
-def test_the_tokenizer_is_saved_with_the_run_and_the_export(run):
-    sentence = "the tall clock sees the kings"
-    ids = make_data().tokenizer(sentence)["input_ids"]
-    for folder in (run / "tokenizer", run / "export"):
-        assert AutoTokenizer.from_pretrained(folder)(sentence)["input_ids"] == ids
-
-
 def test_a_run_goes_on_from_its_checkpoint_to_the_same_end(tmp_path):
     files = {"source": "the old dog\n" * 30 + "a cat sees the dog\n" * 30, "target": "der alte Hund\n" * 30 + "Katze\n" * 30}
     for side, text in files.items():
@@ -191,7 +184,6 @@ def test_settings_that_make_no_sense_are_one_sentence(arguments, said, tmp_path,
     [
         (["--device", "nonsense"], "--device 'nonsense' cannot be used here"),
         (["--target_language", "de_DE"], "does not know the language 'de_DE'"),
-        (["--source_prefix", "the " * 40], "has 42 tokens, more than the 41 positions"),
     ],
 )
 def test_settings_that_a_system_cannot_have_are_one_sentence(more, said, run, tmp_path, capsys):
@@ -228,30 +220,12 @@ def test_a_backbone_with_too_few_positions_is_refused_before_training(run, tmp_p
     assert not (tmp_path / "run").exists()
 
 
-def test_the_user_is_told_how_many_pairs_are_left_out_and_which_were_not_translated(tmp_path, capsys):
-    short = ["--data.max_length", "14", "--data.skip_unfit_pairs", "true", "--data.beam_splits", "[]"]
+def test_a_part_of_the_test_split_is_not_kept_as_translations(tmp_path, capsys):
     lengths = ["--model.prune", "0.2", "--model.finetune", "0.2", "--model.retrain", "0.2"]
-    assert fit(tmp_path, *short, *lengths) == 0
-    told = capsys.readouterr().out
-    whole, ends = make_data(), {"train": "training", "select": "select", "test": "test"}
-    for split, name in ends.items():
-        longer = [max(sides) > 14 for sides in zip(*(whole.splits[split][c] for c in ("length", "target_length")), strict=True)]
-        assert f"{sum(longer)} of {len(longer)} {name} pairs are left out: a side has more than 14 tokens" in told
-        assert 0 < sum(longer) < len(longer)
-    kept = [
-        text for text, ids in zip(whole.texts["test"].source, whole.splits["test"]["source"], strict=True) if len(ids) <= 14
-    ]
-    assert read_texts(tmp_path / "run" / "translations" / "source.txt") == kept
     part = ["--trainer.limit_test_batches", "1", "--data.eval_batch_size", "8"]
     assert fit(tmp_path, *part, *lengths, run_dir="part") == 0
     assert "8 of 24 test sentences were translated by learned.retrained" in capsys.readouterr().out
     assert not (tmp_path / "part" / "translations").exists()
-
-
-def test_a_folder_without_a_model_is_named(tmp_path, capsys):
-    (tmp_path / "source.txt").write_text("a\n")
-    assert translate([str(tmp_path / "nothing"), "--source", str(tmp_path / "source.txt")]) == 2
-    assert "holds no model" in capsys.readouterr().err
 
 
 def test_a_dense_model_alone_is_trained_and_stopped_early(tmp_path):

@@ -4,11 +4,10 @@ import json
 
 import pandas as pd
 import pytest
-import torch
 
 from gates.attention.sites import find_attention
 from gates.export.checkpoint import load_pruned
-from tests.training.runs import make_data, make_pruner, make_trainer, write_config
+from tests.training.runs import write_config
 from training.fit import main
 
 pytestmark = pytest.mark.integration
@@ -55,12 +54,3 @@ def test_tables_count_heads_and_scores_gates(run):
     metrics = json.loads((run / "metrics.json").read_text())
     assert (metrics["heads"], metrics["gates"], metrics["unit"]) == (8, 4, "group")
     assert metrics["run"]["kept"] == sum(metrics["run"]["by_site"].values()) == 4
-
-
-def test_a_budget_counts_groups():
-    pruner = make_pruner(from_scratch=GROUPED, unit="group", budget=3)
-    make_trainer().fit(pruner, make_data())
-    assert pruner.gates.mask.shape == (4,)
-    assert int(pruner.gates.mask.sum()) == 3
-    assert pruner.gates.to_heads(pruner.gates.mask).shape == (8,)
-    assert torch.equal(pruner.gates.to_heads(pruner.gates.mask)[::2], pruner.gates.mask)

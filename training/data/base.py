@@ -234,8 +234,13 @@ class TaskData(pl.LightningDataModule, ABC):
     ``length``, in tokens, by which batches are grouped.
 
     Attributes:
+        unit: The name of the examples in :meth:`describe`.
+        labels: The names of the classes, in their order; empty for tasks without classes.
         notices: Sentences for the user once the data are built, such as how many examples were left out.
+        set_aside: Whether the selection split was set aside from the training data.
     """
+
+    unit = "examples"
 
     def __init__(self, options: DataOptions) -> None:
         super().__init__()
@@ -243,7 +248,9 @@ class TaskData(pl.LightningDataModule, ABC):
         self.seed = options.seed
         self.tokenizer: PreTrainedTokenizerBase | None = None
         self.splits: dict[str, Dataset] = {}
+        self.labels: list[str] = []
         self.notices: list[str] = []
+        self.set_aside = False
 
     def order_by(self, seed: int) -> None:
         """Add a run's seed to that of the data. It orders training batches and chooses the examples on which heads are scored.
@@ -284,6 +291,20 @@ class TaskData(pl.LightningDataModule, ABC):
     @abstractmethod
     def task(self) -> Task:
         """The task of these data, once they are built."""
+
+    def describe(self) -> str:
+        """Return one line about the built data: the sizes of the splits, the classes, and :meth:`details`."""
+        aside = {"select": " (set aside from training)"} if self.set_aside else {}
+        sizes = ", ".join(f"{len(self.splits[name]):,} {name}{aside.get(name, '')}" for name in with_more_tests(self.splits))
+        parts = [f"data: {sizes} {self.unit}"]
+        if self.labels:
+            more = f", and {len(self.labels) - 5} more" if len(self.labels) > 5 else ""
+            parts.append(f"{len(self.labels)} classes ({', '.join(self.labels[:5])}{more})")
+        return "; ".join([*parts, *self.details()])
+
+    def details(self) -> list[str]:
+        """Return more facts for :meth:`describe`, such as the columns that were read; by default none."""
+        return []
 
     @abstractmethod
     def collate(self, split: str) -> Any:

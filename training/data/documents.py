@@ -114,6 +114,7 @@ class TextBlocks(WithOwnTokenizer):
     """Documents of running text, cut into blocks of ``max_length`` tokens. Subclasses read the documents."""
 
     options: DocumentOptions
+    unit = "blocks"
 
     @abstractmethod
     def load_documents(self) -> dict[str, list[str]]:
@@ -231,6 +232,7 @@ class DocumentsData(TextBlocks):
             found = {name: self._read_local(name, file) for name, file in options.files.items()}
         if "select" not in found:
             found["train"], found["select"] = set_aside(found["train"], options.select_fraction)
+            self.set_aside = True
         return found
 
     def _read_local(self, name: str, file: str) -> list[str]:
@@ -446,6 +448,7 @@ class StreamedDocumentsData(TextBlocks):
             return
         options = self.options
         self.streams = open_streams(options)
+        self.set_aside = "select" not in self.streams
         seed = options.seed  # splits are the same for all seeds of runs
         self.tokenizer = self.load_tokenizer(backbone, islice(self._texts("train", seed), 10_000))
         for name in with_more_tests(self.streams):
@@ -460,6 +463,9 @@ class StreamedDocumentsData(TextBlocks):
                     f"the {name} split is its first {getattr(options, limit)} blocks; --data.{limit} takes more of the stream"
                 )
         check_known(self.tokenizer, self.splits["train"]["input_ids"], repr(self.tokenizer.name_or_path))
+
+    def details(self) -> list[str]:
+        return [f"training reads {self.options.train_blocks:,} blocks of a stream in each epoch"]
 
     def _texts(self, name: str, seed: int | None) -> Iterator[str]:
         """Yield the texts of a split once.

@@ -90,6 +90,7 @@ def _read_columns(path: Path, columns: list[str] | None, quoting: bool | None) -
             index_col=False,
             encoding="utf-8",
         )
+    _refuse_other_separator(path, separator, quotes, columns)
     width = len(table.columns)
     may_be_short = width > 1 and bool((table.iloc[:, -1] == "").any())  # pandas fills short rows up and warns of long ones
     if not may_be_short and not caught:
@@ -108,6 +109,31 @@ def _read_columns(path: Path, columns: list[str] | None, quoting: bool | None) -
 def is_unlabelled(options: SentenceFiles) -> bool:
     """Return whether the model's predictions serve as labels."""
     return isinstance(options, Text) and options.unlabelled
+
+
+def _refuse_other_separator(path: Path, separator: str, quotes: Literal[0, 3], columns: list[str] | None) -> None:
+    """Raise :class:`GateError` if the first line is one field with another usual separator in it."""
+    names = {",": "commas", "\t": "tabs", ";": "semicolons"}
+    _, first = next(_rows(path, separator, quotes))
+    others = [mark for mark in names if mark in first[0]] if len(first) == 1 else []
+    if others and (columns is None or len(columns) > 1):
+        raise GateError(
+            f"the first line of {str(path)!r} is {first[0][:60]!r}, with {names[others[0]]} between its columns; expected "
+            f"{names[separator]} in a {_ending(path)} file; save it with {names[separator]}"
+        )
+
+
+def refuse_empty_labels(file: str, table: pd.DataFrame, column: str, quoting: bool | None) -> None:
+    """Raise :class:`GateError` for an example without a label, with its line in csv and tsv files."""
+    empty = table[column].map(str).str.strip() == ""
+    if not empty.any():
+        return
+    where, path = f"example {int(empty.argmax()) + 1}", Path(file)
+    if FORMATS[_ending(path).lower()] == "csv":
+        place = table.columns.get_loc(column)
+        rows = ((line, row) for line, row in _rows(path, *_dialect(path, quoting)) if len(row) > 1 or "".join(row).strip())
+        where = f"line {next(line for line, row in rows if not ''.join(row[place : place + 1]).strip())}"
+    raise GateError(f"{where} of {file!r} has an empty label in the column {column!r}; give every example a label")
 
 
 def choose_columns(split: str, columns: list[str], options: SentenceFiles) -> dict[str, str]:

@@ -31,15 +31,14 @@ class ImagesData(TaskData):
     """Images with a class each. Batches read them; ``build`` reads each of them once, to refuse a damaged one at once.
 
     Attributes:
-        labels: The names of the classes, in their order.
         images: The processor that turns an image into the model's input.
     """
 
     options: Images
+    unit = "images"
 
     def __init__(self, options: Images) -> None:
         super().__init__(options)
-        self.labels: list[str] = []
         self.images: BaseImageProcessor | None = None
 
     @property
@@ -109,6 +108,7 @@ class ImagesData(TaskData):
         train = found["train"]
         halves = set_aside_rows(train.num_rows, self.options.select_fraction, "images", "folder")
         kept, aside = (train.select(np.sort(rows)) for rows in halves)
+        self.set_aside = True
         return {"train": kept, "select": aside, "test": found["test"]}
 
     @property

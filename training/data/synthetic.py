@@ -93,8 +93,8 @@ class _Sentence:
 def generate(rows: int, *, seed: int, max_distractors: int = 3) -> Dataset:
     """Generate examples; the three questions are equally frequent.
 
-    Columns: ``text``, ``label`` (``yes`` or ``no``), ``question``, and ``heads``: for each word the index of its dependency
-    head, -1 for the root and the question word.
+    Columns: ``text``, ``label`` (``yes`` or ``no``), ``question``, and ``heads``. The last has the index of each word's
+    dependency head, -1 for the root and the question word.
     """
     random = np.random.default_rng(seed)
     questions = random.permutation([QUESTIONS[row % len(QUESTIONS)] for row in range(rows)])
@@ -104,7 +104,7 @@ def generate(rows: int, *, seed: int, max_distractors: int = 3) -> Dataset:
 def counterpart(words: Sequence[str], question: str, heads: Sequence[int]) -> list[str]:
     """Return the example with one other word, so that the answer is the opposite.
 
-    That word is the subject or the word before ``indeed`` in the other number, or a metal for a herb or a herb for a metal.
+    The subject or the word before ``indeed`` changes its number, or a herb and a metal change places.
     """
     place, other = _place_of_fact(words, question, heads), OTHER_NUMBER | OTHER_KIND
     return [*words[:place], other[words[place]], *words[place + 1 :]]

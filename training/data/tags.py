@@ -63,16 +63,16 @@ def encode_words(
 
 class TagsData(TaskData):
     """Sentences with a tag for each word, the label of its first piece. Other pieces and special tokens have no label.
+
     Attributes:
-        labels: The tags, in their order.
         scheme: The scheme by which the tags mark entities; None if they do not.
     """
 
     options: Tags
+    unit = "sentences"
 
     def __init__(self, options: Tags) -> None:
         super().__init__(options)
-        self.labels: list[str] = []
         self.scheme: Scheme | None = None
 
     def check_backbone(self, config: Any, name: str) -> None:
@@ -97,6 +97,7 @@ class TagsData(TaskData):
         if "select" not in found:
             halves = set_aside_rows(len(found["train"]), options.select_fraction, "sentences")
             found["train"], found["select"] = ([found["train"][row] for row in rows] for rows in halves)
+            self.set_aside = True
         return found
 
     def _of_hub(self, name: str, split: Dataset) -> list[Tagged]:

@@ -17,7 +17,14 @@ from gates.export.checkpoint import check_known
 from training.config.data import POSITIVE, ClassificationOptions, Glue, Ratings, SentenceFiles, SentenceOptions, Text
 from training.config.data_base import HubSplits
 from training.data.base import TaskData, set_aside_rows, with_more_tests
-from training.data.files import check_label_headers, choose_columns, is_unlabelled, read_table, refuse_broken_quotes
+from training.data.files import (
+    check_label_headers,
+    choose_columns,
+    is_unlabelled,
+    read_table,
+    refuse_broken_quotes,
+    refuse_empty_labels,
+)
 from training.data.labels import check_classes, check_numbers
 from training.runs.hashing import cache_of
 from training.runs.progress import track
@@ -100,23 +107,24 @@ class SentenceData(TaskData):
             desc=f"tokenizing {name}",
         )
 
+    def details(self) -> list[str]:
+        assert self.tokenizer is not None
+        limit = min(self.options.max_length, self.tokenizer.model_max_length)
+        lengths = [length for name in with_more_tests(self.splits) for length in self.splits[name]["length"]]
+        full = sum(length == limit for length in lengths)
+        if not full:
+            return []
+        return [f"{full:,} of {len(lengths):,} texts fill {limit} tokens, where longer ones are cut (--data.max_length)"]
+
     def collate(self, split: str) -> _Collate:
         assert self.tokenizer is not None
         return _Collate(self.tokenizer)
 
 
 class ClassificationData(SentenceData):
-    """Sentences or pairs of sentences with a class each.
-
-    Attributes:
-        labels: The names of the classes, in their order.
-    """
+    """Sentences or pairs of sentences with a class each."""
 
     options: ClassificationOptions
-
-    def __init__(self, options: ClassificationOptions) -> None:
-        super().__init__(options)
-        self.labels: list[str] = []
 
     def numbers_of(self, labels: Mapping[str, list[str]], stated_labels: list[str] | None) -> dict[str, float]:
         """Return the number of each class; see :func:`ordered_classes`."""
@@ -159,6 +167,7 @@ class SentenceReader(SentenceData):
     """Single or paired sentences from a hub dataset or from local files."""
 
     options: SentenceFiles
+    columns: list[str]
 
     def load_tokenizer(self, backbone: str | None) -> PreTrainedTokenizerBase:
         return padding_tokenizer(self.options.tokenizer or backbone)
@@ -171,7 +180,11 @@ class SentenceReader(SentenceData):
             if splits["train"].num_rows < 2:
                 raise GateError("the train split has one example; expected more, or a --data.select_file")
             splits |= set_aside(splits["train"], options.select_fraction)
+            self.set_aside = True
         return splits
+
+    def details(self) -> list[str]:
+        return [f"columns {', '.join(map(repr, self.columns))}", *super().details()]
 
     def _read_files(self) -> dict[str, Dataset]:
         options = self.options
@@ -181,13 +194,18 @@ class SentenceReader(SentenceData):
         }
         for file in options.files.values():
             refuse_broken_quotes(file, options.quoting)
-        if options.columns is not None and options.check_header and not is_unlabelled(options):
-            labels = {name: choose_columns(name, list(table.columns), options)["label"] for name, table in tables.items()}
+        if is_unlabelled(options):
+            return {name: Dataset.from_pandas(table, preserve_index=False) for name, table in tables.items()}
+        labels = {name: choose_columns(name, list(table.columns), options)["label"] for name, table in tables.items()}
+        if options.columns is not None and options.check_header:
             check_label_headers(tables, labels, options.files)
+        for name, table in tables.items():
+            refuse_empty_labels(options.files[name], table, labels[name], options.quoting)
         return {name: Dataset.from_pandas(table, preserve_index=False) for name, table in tables.items()}
 
     def _choose_columns(self, name: str, split: Dataset) -> Dataset:
         wanted = choose_columns(name, split.column_names, self.options)
+        self.columns = list(wanted.values())
         if split.num_rows == 0:
             raise GateError(f"the {name} split is empty; expected at least one example")
         label = split.features[wanted["label"]] if "label" in wanted else None

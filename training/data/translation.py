@@ -144,13 +144,13 @@ class TranslationData(WithOwnTokenizer):
     """
 
     options: TranslationOptions
+    unit = "pairs"
 
     def __init__(self, options: TranslationOptions) -> None:
         super().__init__(options)
         make_scorer("bleu", options.bleu_tokenize)  # raises if its package is missing
         self.decoding = Decoding(options.beams, options.length_penalty, options.max_length)
         self.texts: dict[str, Pairs] = {}
-        self.set_aside = False
 
     @property
     def score_batch_size(self) -> int:

@@ -212,8 +212,8 @@ class LastGoodCheckpoint(pl.Callback):
                 check_whole(self.pending)
             except GateError as error:
                 raise GateError(
-                    f"the disk of {str(self.path)!r} does not keep what is written: a checkpoint was damaged as soon as it was "
-                    "there, and the one before is kept; see to the disk, then go on with --existing resume"
+                    f"the disk of {str(self.path)!r} damaged a checkpoint while it was written, and the one before is kept; "
+                    "check the disk, then continue with --existing resume"
                 ) from error
             self.pending.replace(self.path)
             bring_to_disk(self.path.parent)

@@ -21,7 +21,7 @@ from gates.files import remove, replacing
 from gates.gating.head_gates import read_extra_state
 from training.pruner.module import HeadPruner
 
-MEND = "use another, or remove it (a run that is resumed makes it anew)"
+MEND = "use another, or remove it (a resumed run writes it again)"
 IDENTITY = "identity"
 """The key of the identity of a run, see :func:`training.runs.resume.identity_of`, or of an experiment's key."""
 KEPT = "kept"
@@ -29,8 +29,9 @@ KEPT = "kept"
 
 
 class WholeCheckpoints(CheckpointIO):
-    """Writes and reads checkpoints for Lightning: staged next to their place, on the disk before they have their name, and
-    compared with their checksums when they are read.
+    """Write and read checkpoints for Lightning.
+
+    A checkpoint is staged next to its place, and is on the disk before it has its name. Reading compares the checksums.
 
     Args:
         identity: The identity of the run or experiment of these checkpoints; None for neither.
@@ -106,8 +107,8 @@ def read_archive(path: str | os.PathLike[str], *, mapped: bool = True, mend: str
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except PermissionError:
-        raise  # which is no damage
-    except Exception as error:  # whatever an unpickler finds in what it was never meant to read
+        raise  # no damage
+    except Exception as error:  # an unpickler raises many kinds for damaged files
         raise GateError(f"the checkpoint {str(path)!r} is corrupt: cannot be read ({first_line(error)}); {mend}") from error
     if not isinstance(content, dict):
         raise GateError(f"{str(path)!r} is not a checkpoint of a training run; it holds a {type(content).__name__}")
@@ -148,7 +149,7 @@ def _check_whole(path: Path, state: tuple[int, ...], mend: str) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
-    except PermissionError:  # which says nothing of what is in it
+    except PermissionError:  # says nothing about the content
         raise
     except Exception as error:  # zipfile's own, and those of names, lengths and methods that are none
         raise GateError(f"the checkpoint {str(path)!r} is corrupt: cannot be read ({first_line(error)}); {mend}") from error

@@ -1,8 +1,8 @@
 """Distillation: the pruned model learns from the dense one as well as from labels.
 
-There are two terms, pure functions of the outputs of both models: the divergence of predictions (Hinton, Vinyals and Dean
-2015), and the distance of hidden states, layer by layer (Xia, Zhong and Chen 2022). The teacher is the model itself before
-pruning.
+There are two terms, pure functions of the outputs of both models. One is the divergence of predictions (Hinton, Vinyals and
+Dean 2015). The other is the distance of hidden states, layer by layer (Xia, Zhong and Chen 2022). The teacher is the model
+itself before pruning.
 """
 
 from __future__ import annotations

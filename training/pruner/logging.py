@@ -92,9 +92,11 @@ class GateLog(pl.Callback):
         return table[(table["step"] > first) & (table["step"] <= last)]
 
     def table(self, pruner: HeadPruner) -> pd.DataFrame:
-        """Return one row per recorded step: the number of gates ``expected`` to be open, the price of an open one in units of
-        the loss (``price``, and ``price/KIND`` where several kinds are pruned), and a column per gate, such as
-        ``encoder.3.11``."""
+        """Return one row per recorded step.
+
+        ``expected`` is the number of gates expected to be open. ``price`` is the price of an open one in units of the loss,
+        with ``price/KIND`` where several kinds are pruned. Each gate has a column, such as ``encoder.3.11``.
+        """
         gates = pruner.gates
         names = [f"{label}.{i}" for label, size in zip(site_labels(gates.sites), gates.sizes, strict=True) for i in range(size)]
         values = torch.stack(self.values) if self.values else torch.zeros(0, len(names))

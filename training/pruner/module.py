@@ -37,14 +37,14 @@ from training.scoring.subject import ScoringContext
 from training.tasks import Task
 
 
-def checkpoint_activations_(model: PreTrainedModel, *, rests: bool = False) -> None:
+def checkpoint_activations_(model: PreTrainedModel, *, is_frozen: bool = False) -> None:
     """Make a model keep only the inputs of each layer until the backward pass, by Transformers' own means.
 
     Draws of dropout are repeated, and gates are drawn before the model runs, so a layer computes the same the second time.
 
     Args:
         model: The model in training, or in evaluation mode while it is frozen.
-        rests: Whether to do so while it is frozen, where Transformers would not. Evaluation and scores do not change by it.
+        is_frozen: Whether to do so while it is frozen, where Transformers would not. Evaluation and scores do not change by it.
 
     Raises:
         GateError: If the model does not support it.
@@ -58,7 +58,7 @@ def checkpoint_activations_(model: PreTrainedModel, *, rests: bool = False) -> N
             "--model.checkpoint_activations"
         ) from error
     for layer in model.modules():
-        if rests and isinstance(layer, GradientCheckpointingLayer):
+        if is_frozen and isinstance(layer, GradientCheckpointingLayer):
             layer.training = True  # Transformers decides by it
             vars(layer)["_gradient_checkpointing_func"] = partial(_at_rest, layer)
 
@@ -91,15 +91,15 @@ def check_finite(loss: Tensor, trainer: pl.Trainer) -> None:
         )
 
 
-# The random numbers of a training step: a function of the seed and the batch, so that a resumed run draws what an unbroken one
-# would have drawn.
+# The random numbers of a training step are a function of the seed and the batch. A resumed run draws the same numbers as an
+# unbroken one.
 
 BETWEEN_RESTARTS = 15_485_863
 """Distance of the seeds of their noise; larger than usual seeds, so that no restart has the noise of another run."""
 
 
 def seed_step_(gates: HeadGates, *, seed: int, batch: int, rank: int, device: torch.device) -> None:
-    """Seed the noise of gates and dropout for one batch of a run.
+    """Set the seed of the noise of gates and dropout for one batch of a run.
 
     One draw of gates for the whole batch is the same in all processes; draws per example and dropout are each process's own.
     """
@@ -210,7 +210,7 @@ def freeze_parameters_(backbone: nn.Module, options: PrunerOptions) -> tuple[lis
     return [p for p in backbone.parameters() if not p.requires_grad], later
 
 
-def set_backbone_frozen_(backbone: PreTrainedModel, rests: bool, frozen: Iterable[nn.Parameter], *, alone: bool) -> None:
+def set_backbone_frozen_(backbone: PreTrainedModel, is_frozen: bool, frozen: Iterable[nn.Parameter], *, alone: bool) -> None:
     """Freeze or unfreeze the backbone while gates are trained.
 
     Frozen means evaluation mode, because dropout would add noise to the gradients of the gates. In a single process it also
@@ -218,18 +218,18 @@ def set_backbone_frozen_(backbone: PreTrainedModel, rests: bool, frozen: Iterabl
 
     Args:
         backbone: The model.
-        rests: Whether it is frozen from now on.
+        is_frozen: Whether it is frozen from now on.
         frozen: The parameters that never have gradients.
         alone: Whether this is the only process.
     """
-    if backbone.training != rests:
+    if backbone.training != is_frozen:
         return
-    backbone.train(not rests)
+    backbone.train(not is_frozen)
     if checkpoints_activations(backbone):
-        checkpoint_activations_(backbone, rests=rests)
+        checkpoint_activations_(backbone, is_frozen=is_frozen)
     if alone:
         for parameter in backbone.parameters():
-            parameter.requires_grad_(not rests)
+            parameter.requires_grad_(not is_frozen)
         for parameter in frozen:
             parameter.requires_grad_(False)
 
@@ -326,12 +326,12 @@ class HeadPruner(pl.LightningModule):
 
     def _set_schedule(self) -> None:
         # Not the trainer's estimated_stepping_batches: it makes the training loader before a checkpoint's progress is
-        # restored, and a resumed run would start at the first batch again.
+        # restored. A resumed run would start at the first batch again.
         batches = len(self.trainer.datamodule.run_batches())  # type: ignore[attr-defined]
         limit = self.trainer.limit_train_batches
         batches = min(batches, limit) if isinstance(limit, int) else int(batches * (1.0 if limit is None else limit))
         steps = math.ceil(batches / self.trainer.accumulate_grad_batches)
-        self.schedule = Schedule.of_options(steps, self.options, rests=bool(self.options.pipelined))
+        self.schedule = Schedule.of_options(steps, self.options, pipelined=bool(self.options.pipelined))
         if self._ends is not None:
             self.schedule = self.schedule.shortened(*self._ends)
 
@@ -411,8 +411,10 @@ class HeadPruner(pl.LightningModule):
         self.teacher = None
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the heads that the backbone had lost before this run, without which its weights have no shape; the closing steps;
-        and the teacher, where training can go on."""
+        """Add the heads lost before this run, which give the weights their shape, the closing steps, and the teacher.
+
+        The teacher is needed only if training continues.
+        """
         checkpoint[PRUNED_BEFORE] = getattr(self.backbone.config, "pruned_attention", {})
         checkpoint[CLOSING_STEP] = self.closing_step.cpu()
         checkpoint[PAID] = self.steering.prices_paid()
@@ -460,7 +462,7 @@ class HeadPruner(pl.LightningModule):
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Drop the gradients of frozen parameters.
 
-        Gates are frozen outside the prune phase: a step with zero gradients would still count in Adam's bias correction and
+        Gates are frozen outside the prune phase. A step with zero gradients would still count in Adam's bias correction, and
         make their first real steps several times too long. The backbone is frozen in it, if pipelined, and weights that are
         frozen while pruning in it and after it.
         """

@@ -23,7 +23,7 @@ class Schedule:
             Vaswani et al. 2017, with the inverse square root of the step.
         second_peak: The peak of the second cycle of the learning rate, relative to the first. The first cycle is fine-tuning,
             so that the dense model is trained to its end; the second one is the rest.
-        rests: Whether the backbone is frozen in the prune phase, so that the second cycle begins with the retrain phase.
+        pipelined: Whether the backbone is frozen in the prune phase, so that the second cycle begins with the retrain phase.
     """
 
     finetune: int = 0
@@ -33,20 +33,20 @@ class Schedule:
     rise_share: float = 0.0
     decay: Decay = "linear"
     second_peak: float = 1.0
-    rests: bool = False
+    pipelined: bool = False
 
     @classmethod
-    def of_options(cls, steps: int, options: PrunerOptions, *, rests: bool = False) -> Schedule:
+    def of_options(cls, steps: int, options: PrunerOptions, *, pipelined: bool = False) -> Schedule:
         """Divide ``steps`` among phases in proportion to their length in epochs.
 
-        The prune phase has at least one step, unless its length is 0. ``rests`` is as in the class.
+        The prune phase has at least one step, unless its length is 0. ``pipelined`` is as in the class.
         """
         epochs, least = options.finetune + options.prune + options.retrain, 1 if options.prune > 0 else 0
         finetune = min(steps - least, round(steps * options.finetune / epochs))
         prune = min(steps, finetune + max(least, round(steps * options.prune / epochs)))
         peak, first = options.prune_learning_rate, options.learning_rate
         second_peak = peak / first if peak is not None and first else 1.0
-        return cls(finetune, prune, steps, options.ramp, options.lr_warm_up, options.lr_decay, second_peak, rests)
+        return cls(finetune, prune, steps, options.ramp, options.lr_warm_up, options.lr_decay, second_peak, pipelined)
 
     def shortened(self, start: int, steps: int) -> Schedule:
         """Return the same schedule to step ``start``, after which only ``steps`` follow; the prune phase keeps its share of
@@ -81,7 +81,7 @@ class Schedule:
         """Return the factor of the backbone's learning rate: in each cycle a linear rise, then a fall."""
         if step < self.finetune:
             return self._cycle(step, self.finetune)
-        start = min(self.prune, self.end - 1) if self.rests else self.finetune
+        start = min(self.prune, self.end - 1) if self.pipelined else self.finetune
         return self.second_peak * self._cycle(max(0, step - start), self.end - start)
 
     def _cycle(self, step: int, steps: int) -> float:

@@ -72,7 +72,7 @@ class GateController:
         assert options.price is not None  # the options have put a default in its place
         self.prices = parse_prices(options.price, heads)[gates.kind_index().cpu()]
         if gates.is_learned is not None:
-            self.prices *= gates.is_learned.cpu()  # what is not learned costs nothing
+            self.prices *= gates.is_learned.cpu()  # gates that are not learned cost nothing
         self.budget_controller: BudgetController | None = None
         if options.budget is not None:
             self.budget_controller = BudgetController(gates, options.budget, minimum_per_layer=options.minimum_per_layer)
@@ -166,8 +166,9 @@ class GateController:
             self.budget_controller.price = list(found.get("last", [])) or [0.0] * len(self.budget_controller.price)
 
     def price_by_kind(self, ramp: float) -> dict[Kind, float]:
-        """Return the price of an expected open gate, or under a budget in time of an expected millisecond, in units of the
-        loss: a given price, or the one of the last step.
+        """Return the price of an expected open gate in units of the loss: a given price, or the one of the last step.
+
+        Under a budget in time, it is the price of an expected millisecond.
 
         Args:
             ramp: The progress of the schedule or the price, 0 to 1; 0 outside the prune phase.
@@ -246,8 +247,10 @@ class GateController:
         }
 
     def budget_of(self, mask: Tensor) -> Budget:
-        """Return the run's budget; with a price in its place the one that a mask ``[gates]`` fills, of each kind if prices are
-        per kind: other kinds stay whole then."""
+        """Return the run's budget; with a price in its place, the budget that a mask ``[gates]`` fills.
+
+        With prices per kind it has a number for each of these kinds, and other kinds stay whole.
+        """
         if self.budget is not None:
             return self.budget
         if self.kinds is None:

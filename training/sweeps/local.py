@@ -3,8 +3,8 @@
 Optuna chooses the trials; each is a ``python -m training.fit`` of its own. The same command continues a sweep that was stopped.
 The directory of a sweep::
 
-    sweep.yaml         what is searched, and with which further arguments
-    study.db           Optuna's database, from which everything below is written; with --storage it is elsewhere
+    sweep.yaml         the searched options and the further arguments
+    study.db           Optuna's database, unless --storage names another
     trials/N/          the run directory of trial N, trials/N.log its output
     sweep.csv          one row per trial, updated after each
     sweep.png          the metric against each option, at the end

@@ -161,7 +161,7 @@ def check_own(arguments: Sequence[str]) -> None:
     for argument in arguments:
         option = argument.partition("=")[0]
         if option.startswith("--") and option.removeprefix("--") in OWN:
-            raise GateError(f"{option} is given to trials, and the sweep decides on it; leave it out")
+            raise GateError(f"{option} is given to trials, and the sweep decides on it; remove it")
 
 
 def read_sweep(path: Path) -> Sweep:

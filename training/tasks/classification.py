@@ -292,7 +292,7 @@ ROUNDING = 1e-12
 
 
 def products(predictions: NDArray[Any], targets: NDArray[Any]) -> Array:
-    """Return what a correlation is made of, ``[..., examples, 5]``, whose means over examples :func:`pearson_of_means` takes.
+    """Return the parts of a correlation, ``[..., examples, 5]``. :func:`pearson_of_means` takes their means over examples.
 
     A correlation depends on neither origin nor unit. Deviations from the median, relative to the largest, lose little, and
     those of equal values are exactly 0.

@@ -40,7 +40,7 @@ def read_config(backbone: str, *, trust_remote_code: bool = False) -> Any:
     except (OSError, KeyError) as error:
         raise GateError(
             f"cannot load a model from {backbone!r}: it is neither a folder with a config.json of a known architecture nor a "
-            "hub name that can be reached; check the path or the network"
+            "reachable hub name; check the path or the network"
         ) from error
     except Exception as error:  # fields that are none, of a type that cannot be, or nested without end
         raise GateError(f"cannot load a model from {backbone!r}: its config.json is damaged ({first_line(error)})") from error
@@ -108,7 +108,7 @@ def load_pretrained(auto: Any, source: Source, config: Any, *, what: str, resize
         folder = Path(str(source.backbone))
         pickled, readable = any(folder.glob("*.bin")), any(folder.glob("*.safetensors"))
         if any(folder.glob("*.onnx")) and not pickled and not readable:
-            reason += " (what is there is for ONNX Runtime; give an export of another --format)"
+            reason += " (its files are for ONNX Runtime; give an export of another --format)"
         elif any(folder.glob("*.gguf")) and not pickled and not readable:
             reason += " (a GGUF file, whose weights are rounded for inference, is not read; give the original model)"
         elif not source.allow_pickle and "safetensors" in reason and (pickled or not folder.is_dir()):

@@ -19,8 +19,8 @@ from training.tasks.classification import SentenceTask, label_names
 
 # Entities in the tags of words, and the F1 of entities over a whole split.
 #
-# Strict: an entity is right where its first and last word and its name are, and tags that make no whole entity make none, as in
-# seqeval's strict mode with IOB2 and IOBES. (seqeval itself needs scikit-learn and had its last release in 2020.)
+# Strict, as in seqeval's strict mode with IOB2 and IOBES: an entity is right if its first word, last word and name are right.
+# Tags that make no whole entity make none. (seqeval itself needs scikit-learn and had its last release in 2020.)
 
 OUTSIDE = "O"
 SAME = {"L": "E", "U": "S"}
@@ -54,8 +54,10 @@ def seqeval_scheme(tags: Collection[str]) -> str:
 
 
 def entities(tags: Sequence[str], scheme: Scheme) -> set[Entity]:
-    """Return the entities of a sentence. BIO: an entity begins with B and goes on with I of the same name. IOBES: it is a
-    single S, or goes from B over I to E; BILOU is the same under other letters.
+    """Return the entities of a sentence.
+
+    BIO: an entity begins with B and continues with I of the same name. IOBES: it is a single S, or B, any number of I, and E.
+    BILOU is the same under other letters.
 
     >>> sorted(entities(["B-PER", "I-PER", "O", "B-LOC", "I-PER"], "BIO"))
     [(0, 2, 'PER'), (3, 4, 'LOC')]

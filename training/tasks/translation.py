@@ -1,4 +1,4 @@
-"""Translation: the model, the loss of every sentence, and the metrics of what it translates."""
+"""Translation: the model, the loss of every sentence, and the metrics of translations."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Decoding:
     Args:
         beams: The number of translations that beam search keeps at a time.
         length_penalty: The power of the length by which a beam's score is divided; above 0 it favours longer translations.
-        max_length: The longest translation in tokens. It also has at most as many as the model has positions, and at most twice
-            its source and 10 more: a translation that does not end by itself is cut there.
+        max_length: The longest translation in tokens. A translation is cut there, at the model's last position, and at twice
+            the length of its source plus 10.
         forced_first: The token of the target language of a multilingual model, see :func:`begin_with_`.
     """
 
@@ -148,8 +148,10 @@ def corpus_score(
 
 
 def bleu_counts(hypotheses: Sequence[str], references: Sequence[str], *, tokenize: BleuTokenizer = "13a") -> NDArray[np.int64]:
-    """Return the counts of every text that BLEU adds up over a corpus, ``[texts, 10]``: its length and its reference's in
-    tokens, its matching and its total n-grams of lengths 1 to 4."""
+    """Return the counts of every text that BLEU adds up over a corpus, ``[texts, 10]``.
+
+    They are the lengths of text and reference in tokens, then the matching and the total n-grams of lengths 1 to 4.
+    """
     scorer = make_scorer("bleu", tokenize, effective_order=True)  # it changes the score of a single text and no count
     found = [scorer.sentence_score(text, [reference]) for text, reference in zip(hypotheses, references, strict=True)]
     return np.array([(score.sys_len, score.ref_len, *score.counts, *score.totals) for score in found], dtype=np.int64)
@@ -191,8 +193,8 @@ def paired_bootstrap(
     """Compare the first system with each other one by paired bootstrap resampling (Koehn 2004), as sacrebleu does it.
 
     Returns:
-        One row per system: ``system``, and for BLEU and chrF the score, the mean and half the width of the 95 % interval
-        over the samples, and ``p`` of the difference to the baseline (None for the baseline itself).
+        One row per system, with ``system``. For BLEU and chrF it has the score, and the mean and half the width of the 95 %
+        interval over the samples. ``p`` belongs to the difference to the baseline, and is None for the baseline itself.
     """
     for name, hypotheses in systems.items():
         if len(hypotheses) != len(references):

@@ -7,7 +7,7 @@ import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 
 from gates.errors import GateError
-from training.config.data import COLUMNS, Glue, GlueTask, Ratings, Text
+from training.config.data import COLUMNS, Glue, GlueTask
 from training.data.synthetic import NOUNS, build_tokenizer
 from training.data.text import glue_data
 
@@ -83,14 +83,6 @@ def test_matched_and_mismatched_are_other_texts_with_the_same_choices(hub):
     assert matched.splits["test"][:] == other.splits["test_matched"][:]
     assert matched.splits["test_mismatched"][:] == other.splits["test"][:]
     assert matched.fingerprint() != other.fingerprint()
-
-
-@pytest.mark.parametrize("task", get_args(GlueTask))
-def test_every_task_is_sentences_of_its_columns(task):
-    found = Glue(subset=task, batch_size=7, max_length=33).sentences
-    assert type(found) is (Ratings if task == "stsb" else Text)
-    assert tuple(name for name in (found.text_column, found.pair_column) if name) == COLUMNS[task]
-    assert (found.batch_size, found.max_length, found.dataset, found.subset) == (7, 33, "nyu-mll/glue", task)
 
 
 def test_another_metric_takes_the_place_of_the_known_one():

@@ -139,6 +139,7 @@ def test_test_pairs_that_are_too_long_on_either_side_are_refused_or_left_out(sid
     assert data.texts["test"] == Pairs(SOURCE[:3], TARGET[:3])
     assert data.splits["test"]["row"][:] == [0, 1, 2]
     assert "1 of 4 test pairs are left out: a side has more than 60 tokens" in data.notices
+    assert data.describe().endswith(" select (set aside from training), 3 test pairs")
     assert {text for batch in data.test_dataloader() for text in batch["reference"]} == {*TARGET[:3]}
 
 

@@ -59,23 +59,6 @@ def test_the_order_is_that_of_the_seed(tmp_path):
     assert all(place[text] <= number + 10 for number, text in enumerate(one))  # none comes from beyond the buffer
 
 
-def test_nothing_is_read_beyond_the_buffer(tmp_path, monkeypatch):
-    asked = 0
-
-    def counted(file, documents, longest):
-        nonlocal asked
-        for text in TEXTS:
-            asked += 1
-            yield text
-
-    monkeypatch.setattr(streams, "stream_documents", counted)
-    found = open_streams(told(write(tmp_path / "a.txt", "x")))["train"].texts(0, 5)
-    assert asked == 0
-    for number in range(1, 20):
-        next(found)
-        assert asked <= number + 6
-
-
 def test_a_folder_of_many_files_is_a_data_set(tmp_path):
     for split, part in (("train", LINES[:30]), ("test", LINES[30:])):
         (tmp_path / split).mkdir()

@@ -31,11 +31,6 @@ def test_training_is_reproducible_and_survives_saving(kind, tmp_path):
     assert again.pad_token_id == tokenizer.pad_token_id
 
 
-def test_common_words_become_one_token():
-    words = train_subwords(TEXTS, vocab_size=300).tokenize("A man steht auf einer Leiter.")
-    assert words == ["▁A", "▁man", "▁steht", "▁auf", "▁einer", "▁Leiter", "."]
-
-
 def test_a_vocabulary_below_the_alphabet_is_refused():
     with pytest.raises(GateError, match=r"vocab_size is 20, but .* different characters"):
         train_subwords(TEXTS, vocab_size=20)

@@ -77,6 +77,20 @@ def test_splits_pairs_and_labels(tmp_path, data):
     assert ids == tokenizer("the fox", "the king")["input_ids"]
 
 
+def test_one_line_describes_the_data(tmp_path, data):
+    for name in ("train.tsv", "test.tsv"):
+        write(tmp_path / name, [("the fox", "no"), ("the fox sees the king", "yes")] * 10)
+    module = data(select_fraction=0.2, max_length=5)
+    module.build(None)
+    assert module.describe() == (
+        "data: 16 train, 4 select (set aside from training), 20 test examples; 2 classes (no, yes); "
+        "columns 'sentence', 'label'; 20 of 40 texts fill 5 tokens, where longer ones are cut (--data.max_length)"
+    )
+    module.labels, module.set_aside = [f"class {n}" for n in range(7)], False
+    assert "16 train, 4 select, 20 test examples; 7 classes (class 0, class 1, " in module.describe()
+    assert "class 4, and 2 more)" in module.describe()
+
+
 def test_number_labels_are_ordered_as_numbers(tmp_path, data):
     for name in ("train.tsv", "test.tsv"):
         write(tmp_path / name, [("the fox", str(label)) for label in range(12)] * 2)
@@ -106,7 +120,9 @@ BAD = {
     "empty": ("", "is empty"),
     "blank": ("\n \n", "is empty"),
     "no label column": ("sentence\tid\tgold\nx\t1\t1\n", "not clear which one is the class; give --data.label_column"),
-    "empty label": ("sentence\tlabel\n" + "x\t1\ny\t\n" * 10, "an empty label"),
+    "empty label": ("sentence\tlabel\n" + "x\t1\n\ny\t\n" * 10, r"line 4 of '.*train\.tsv' has an empty label.*'label'"),
+    "semicolons": ("sentence;label\n" + "x;1\ny;0\n" * 10, "'sentence;label', with semicolons .* expected tabs in a .tsv file"),
+    "commas": ("sentence,label\n" + "x,1\ny,0\n" * 10, "with commas .* expected tabs"),
     "numbers": ("sentence\tlabel\n" + "".join(f"x\t0.{i}\n" for i in range(40)), "expected classes"),
     "one row": ("sentence\tlabel\nx\t1\n", "one example"),
     "one class": ("sentence\tlabel\n" + "x\t1\n" * 20, "at least two classes"),

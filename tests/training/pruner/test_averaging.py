@@ -38,16 +38,6 @@ def test_checkpoints_of_an_earlier_phase_stay_out_of_the_average():
     torch.testing.assert_close(after.after[end], mean_of(before, retraining))
 
 
-def test_weights_that_are_frozen_while_pruning_move_in_the_finetune_only():
-    record = Record()
-    fit(make_pruner(freeze_while_pruning=["embeddings"]), record)
-    name = next(name for name in record.after[1] if "word_embeddings" in name)
-    other = next(name for name in record.after[1] if "layer.0" in name and "query.weight" in name)
-    assert not torch.equal(record.after[1][name], record.after[N][name])
-    assert torch.equal(record.after[N][name], record.after[3 * N][name])
-    assert not torch.equal(record.after[N][other], record.after[3 * N][other])
-
-
 def test_frozen_weights_stay_whatever_the_number_of_checkpoints():
     """In single precision the mean of five equal numbers is often another one."""
     callback, layer = AverageWeights(5, 1), torch.nn.Linear(50, 50)

@@ -6,11 +6,11 @@ from tests.training.runs import make_options
 from training.pruner.schedule import Schedule
 
 
-def of(steps, finetune=2.0, prune=1.0, retrain=1.0, ramp=0.5, rise=0.1, *, rests=False, peak=None, **more):
+def of(steps, finetune=2.0, prune=1.0, retrain=1.0, ramp=0.5, rise=0.1, *, pipelined=False, peak=None, **more):
     """A schedule whose second cycle of the learning rate has a peak of its own."""
     rates = {"learning_rate": 1.0, "prune_learning_rate": peak}
     phases = {"finetune": finetune, "prune": prune, "retrain": retrain, "ramp": ramp, "lr_warm_up": rise}
-    return Schedule.of_options(steps, make_options(**phases, **rates, **more), rests=rests)
+    return Schedule.of_options(steps, make_options(**phases, **rates, **more), pipelined=pipelined)
 
 
 @pytest.mark.parametrize("decay", ["linear", "noam"])
@@ -75,7 +75,7 @@ def test_options_become_a_schedule(peaks, second):
 
 
 def test_a_second_cycle_begins_when_the_backbone_trains_again():
-    schedule = of(100, peak=0.5, rests=True)
+    schedule = of(100, peak=0.5, pipelined=True)
     joint = of(100, peak=0.5)
     assert [schedule.backbone_rate(step) for step in range(50)] == [joint.backbone_rate(step) for step in range(50)]
     assert schedule.backbone_rate(49) < 0.03  # the dense model is trained to its end

@@ -8,7 +8,7 @@ import pytest
 from tests.training.pruner.fits import N, fit, make_data
 from tests.training.runs import make_pruner, make_trainer
 from training.pruner.callbacks import LastGoodCheckpoint
-from training.pruner.logging import StageProgress, facts
+from training.pruner.logging import StageProgress
 from training.pruner.module import evaluate
 from training.runs import progress
 
@@ -74,9 +74,3 @@ def test_a_failure_leaves_no_stage_behind(lines):
     with progress.stage("next"):
         pass
     assert lines()[-2:][0] == "next"
-
-
-def test_a_price_has_no_budget_to_name():
-    pruner = make_pruner(budget=None)
-    pruner.gates.mode = "stochastic"
-    assert facts(pruner, 0.3125) == "loss 0.312, heads 8"

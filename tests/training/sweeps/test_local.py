@@ -156,20 +156,6 @@ def test_a_sweep_whose_trials_cannot_be_read_ends_with_one_sentence(damage, tmp_
     assert (tmp_path / "run" / "sweep.csv").read_bytes() == kept
 
 
-def test_a_sweep_continues_with_the_configurations_that_it_began_with(tmp_path, capsys, quick, monkeypatch):
-    """A file may change under the same name."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("training.sweeps.local.configurations_in", lambda command: ["more.yaml"])
-    Path("more.yaml").write_text("seed: 1\n")
-    line = [quick_sweep(tmp_path), "--run_dir", "sweep", "--trials", "1", "--", "--config=more.yaml"]
-    assert main(line) == 0
-    before = Path("sweep/sweep.csv").read_bytes()
-    Path("more.yaml").write_text("seed: 2\n")
-    assert main(line) == 2
-    assert "holds a sweep with other configurations" in capsys.readouterr().err
-    assert Path("sweep/sweep.csv").read_bytes() == before
-
-
 @pytest.mark.integration
 def test_a_planned_trial_that_was_killed_before_it_had_its_options_gets_them(tmp_path, quick):
     file = quick_sweep(tmp_path, method="grid", parameters=GRID, run_cap=None)

@@ -16,7 +16,6 @@ from training.config import RefitSearch, Source
 from training.pruner.callbacks import StopEarly
 from training.pruner.distillation import Teacher, distillation_terms
 from training.pruner.module import evaluate
-from training.scoring.passes import PASSES
 from training.scoring.refits import best_refit_, quality
 from training.tasks import CausalLM
 from training.tasks.base import IGNORED
@@ -161,20 +160,6 @@ def test_without_packing_the_split_has_the_same_perplexity_where_documents_fit()
     assert found[0] == pytest.approx(found[1], rel=1e-4)
 
 
-def test_every_score_can_be_computed(data):
-    subject = make_subject(data)
-    known = {}
-
-    def raw(name):
-        return known[name]
-
-    with subject.at_rest():
-        for one in PASSES.values():
-            known |= one.run(subject, raw)
-    assert all(bool(torch.isfinite(scores).all()) for scores in known.values())
-    assert float(known["his"].min()) > 0
-
-
 def test_padding_teaches_nothing(data, batch):
     pruner = make_pruner(data)
     teacher = Teacher(pruner.backbone, pruner.gates)
@@ -240,9 +225,3 @@ def test_an_encoder_is_no_backbone(tmp_path, data):
     for name in ("vit", "t5"):
         with pytest.raises(GateError, match="does not predict the next token"):
             data.check_backbone(transformers.AutoConfig.from_pretrained(tmp_path / name), name)
-
-
-def test_a_new_model_knows_where_documents_begin_and_end(data):
-    model = data.task.build(Source(from_scratch=MODEL), data.tokenizer)
-    assert model.config.vocab_size == len(data.tokenizer)
-    assert model.generation_config.eos_token_id == data.tokenizer.eos_token_id

@@ -7,7 +7,6 @@ from scipy import stats
 from transformers import BertConfig, BertForSequenceClassification
 
 from gates.errors import GateError
-from tests.models import build
 from training.config import Source
 from training.data.synthetic import build_tokenizer
 from training.data.translation import of_words
@@ -100,13 +99,6 @@ def test_resamples_without_the_outlier_have_the_correlation_of_the_others():
     assert any(not {3, 4} & set(rows) for rows in drawn.tolist())
     replicates = resample_metric(predicted[None], targets, "pearson", resamples=40)[1][:, 0]
     np.testing.assert_allclose(replicates, expected, atol=1e-6)
-
-
-def test_a_pretrained_encoder_gets_one_output(tmp_path):
-    build("bert").save_pretrained(tmp_path)
-    model = Regression().build(Source(str(tmp_path)), of_words(["a", "b"], max_length=16))
-    assert (model.config.num_labels, model.config.problem_type) == (1, "regression")
-    assert model.classifier.out_features == 1
 
 
 def test_a_number_is_learned_from_the_dense_models(model):

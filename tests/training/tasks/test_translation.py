@@ -11,7 +11,7 @@ from gates.scores.attention import AttentionEntropy
 from gates.scores.importance import head_gradients
 from gates.scores.observe import observe_entropy
 from gates.surgery.remove import remove_heads_, zero_heads_
-from tests.models import build, values_of_a_call
+from tests.models import build
 from tests.training.translation_runs import MODEL, make_data, make_pruner
 from training.config import Source
 from training.data.translation import language_token, set_languages
@@ -168,32 +168,10 @@ def test_a_translation_does_not_depend_on_its_company(data, pruner):
     assert len(together) > len(alone)
 
 
-def test_greedy_decoding_takes_the_likeliest_token_each_time(data, pruner):
-    batch = one(batch_of(data), 0)
-    found = generate(pruner.backbone, batch["input_ids"], batch["attention_mask"], Decoding(max_length=8), beams=1)[0]
-    ids = [0]
-    with torch.no_grad():
-        for _ in range(8):
-            logits = pruner.backbone(**{**batch, "labels": None}, decoder_input_ids=torch.tensor([ids])).logits[0, -1]
-            logits[0] = -torch.inf  # padding is never said
-            ids.append(int(logits.argmax()))
-            if ids[-1] == 1:
-                break
-    assert found.tolist()[: len(ids)] == ids
-
-
 @pytest.mark.parametrize("fields", [{"model_type": "gpt2"}, {"model_type": "bart", "encoder_layers": 1, "d_model": 6}])
 def test_a_new_model_that_is_none_is_refused(fields, data):
     with pytest.raises(GateError):
         data.task.build(Source(from_scratch=fields), data.tokenizer)
-
-
-def test_a_pretrained_encoder_decoder_is_loaded(data, tmp_path):
-    model = build("marian")
-    model.resize_token_embeddings(len(data.tokenizer), mean_resizing=False)
-    model.save_pretrained(tmp_path / "model")
-    again = data.task.build(Source(str(tmp_path / "model")), data.tokenizer).eval()
-    torch.testing.assert_close(again.state_dict(), model.state_dict())
 
 
 def test_t5_can_be_made_from_scratch(data):
@@ -202,44 +180,6 @@ def test_t5_can_be_made_from_scratch(data):
     losses, _ = data.task.losses(model, batch_of(data))
     assert losses.shape == (6,)
     assert len(data.task.translate(model, batch_of(data), beams=2)) == 6
-
-
-def test_a_pruned_translator_without_heads_in_a_layer_is_pruned_on_and_reloads(data, pruner, tmp_path):
-    pruner.gates.detach()
-    mask = torch.ones(pruner.gates.size)
-    mask[:4] = 0
-    save_pruned(pruner.backbone, tmp_path / "first", mask, tokenizer=None)
-    model = data.task.build(Source(str(tmp_path / "first")), data.tokenizer).eval()
-    more = torch.ones(pruner.gates.size - 4)
-    more[:2] = 0
-    save_pruned(model, tmp_path / "second", more, tokenizer=None)
-    mask[4:6] = 0
-    expected = data.task.translate(zero_heads_(pruner.backbone, mask), batch_of(data), beams=2)
-    assert data.task.translate(load_pruned(tmp_path / "second"), batch_of(data), beams=2) == expected
-
-
-@pytest.mark.parametrize(
-    "settings", [{}, {"gate": "clamped-linear", "price": 0.5}, {"budget": None, "price": {"encoder": 0.5}}]
-)
-def test_kinds_that_are_not_pruned_are_trained_whole(settings, data):
-    """A kind that keeps all its heads has no noise on them while others are pruned, and costs nothing."""
-    pruner = make_pruner(data, **settings)
-    gates, encoder = pruner.gates, pruner.gates.kind_index() == 0
-    gates.mode = "stochastic"
-    pruner.train()
-    with torch.no_grad():
-        gates.log_alpha.fill_(-1.0)
-    batch = next(iter(data.val_dataloader()))
-    drawn = values_of_a_call(gates, lambda: pruner.task.losses(pruner.backbone, batch))
-    assert (drawn[..., ~encoder] == 1).all()
-    assert (drawn[..., encoder] != 1).any()
-    assert (pruner.steering.prices[~encoder] == 0).all()
-    mask = pruner.steering.learned_mask()
-    assert (mask[~encoder] == 1).all()
-    if settings.get("budget", 3) is None:
-        assert mask[encoder].sum() == (gates.values()[encoder] > 0).sum()
-    else:
-        assert mask[encoder].sum() == 3
 
 
 def test_targets_end_with_the_end_token_whatever_the_tokenizer_does(data):
