@@ -177,7 +177,6 @@ def save_gates(directory: str | os.PathLike[str], gates: HeadGates, config: Gate
     """Write the artefact of some gates. Each file is complete or missing, and other files stay.
 
     Args:
-        directory: The directory to write to.
         gates: The gates, whose ``log_alpha``, mask and mode are saved.
         config: The configuration of the gates.
         card: The text of the model card. It does not replace a ``README.md`` that is not such a card.

@@ -43,17 +43,6 @@ def open_heads_by_layer(gates: HeadGates) -> dict[str, list[int]]:
     return {kind: [n for own, n in counts if own == kind] for kind in KINDS if kind in dict(counts)}
 
 
-def open_heads_as_text(gates: HeadGates) -> str:
-    """Return the numbers of open heads, in total and by kind and layer, as lines of text."""
-    table = open_heads_by_layer(gates)
-    count, total = sum(map(sum, table.values())), gates.heads
-    lines = [f"open heads: {count} of {total} ({count / total:.1%})"]
-    for kind, counts in table.items():
-        of = sum(site.heads for site in gates.sites if site.kind == kind)
-        lines.append(f"  {kind}: {sum(counts)} of {of}, by layer {' '.join(map(str, counts))}")
-    return "\n".join(lines)
-
-
 class SharedGates:
     """Save, load and upload the gates of a model.
 
@@ -285,7 +274,7 @@ class GatedModel(SharedGates, nn.Module):
         with self.gates.use(torch.ones_like(self.gates.mask)):
             yield self
 
-    # -- what is open ------------------------------------------------------------------------------------------
+    # -- open heads --------------------------------------------------------------------------------------------
 
     def mask(self, budget: int | float | Mapping[str, int | float] | None = None, *, minimum_per_layer: int = 0) -> Tensor:
         """Return the mask of the gates to keep, ``[gates]``; ``gates.to_heads`` turns it into a mask of heads.
@@ -323,7 +312,12 @@ class GatedModel(SharedGates, nn.Module):
 
     def print_open_heads(self) -> None:
         """Print the numbers of open heads, in total and by kind and layer."""
-        print(open_heads_as_text(self.gates))
+        table, total = self.open_heads(), self.gates.heads
+        count = sum(map(sum, table.values()))
+        print(f"open heads: {count} of {total} ({count / total:.1%})")
+        for kind, counts in table.items():
+            of_kind = sum(site.heads for site in self.gates.sites if site.kind == kind)
+            print(f"  {kind}: {sum(counts)} of {of_kind}, by layer {' '.join(map(str, counts))}")
 
     def refit_(
         self,
@@ -334,7 +328,7 @@ class GatedModel(SharedGates, nn.Module):
         valid: GivenQueries = None,
         **more: Any,
     ) -> list[Refitted]:
-        """Compensate for the closed heads without training, by fitting weights to the dense model.
+        """Fit weights to the dense model without training, to compensate for the closed heads.
 
         Args:
             batches: The inputs of the model, equal in every iteration. Some hundred examples are enough.
@@ -431,7 +425,7 @@ class GatedModel(SharedGates, nn.Module):
 
     @classmethod
     def from_pretrained(cls, model: PreTrainedModel, directory_or_name: str | os.PathLike[str], **download: Any) -> Self:
-        """Gate a model with the gates that :meth:`save_pretrained` wrote.
+        """Attach the gates that :meth:`save_pretrained` wrote to a model.
 
         Args:
             model: The base model, with the weights of that time.
