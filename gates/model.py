@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric
 from transformers import PreTrainedModel
 
-from gates.artefact import GateConfig, fetch, load_gates_, save_gates, upload
+from gates.artefact import GateConfig, fetch, load_gates_, save_gates
 from gates.attention.sites import KINDS
 from gates.errors import GateError
 from gates.export.card import gate_card
@@ -88,7 +88,9 @@ class SharedGates:
         """
         with tempfile.TemporaryDirectory() as directory:
             self.save_pretrained(directory)
-            return upload(directory, repo_id, private=private, token=token, **more)
+            api = huggingface_hub.HfApi(token=token)
+            api.create_repo(repo_id, private=private, exist_ok=True)
+            return api.upload_folder(repo_id=repo_id, folder_path=directory, **more)
 
 
 def get_gated_model(model: PreTrainedModel, config: GateConfig | None = None) -> GatedModel:

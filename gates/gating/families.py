@@ -23,9 +23,6 @@ from gates.options import GateFamily
 # other gates. And the paper's last temperature, 1e-8, leaves a gradient of exactly 0 long before the end; here the temperature
 # stops where gates are nearly hard and still learn.
 
-START_TEMPERATURE = 10.0  # large compared with the noise, so that all gates of a budget are nearly equal
-END_TEMPERATURE = 0.1  # small compared with the differences of the noise, which are of order 1, so that gates are nearly hard
-
 
 def relaxed_top_k(scores: Tensor, count: int, temperature: float) -> Tensor:
     """Return a relaxation of the 0/1 mask of the K highest scores: the sum of K successive softmaxes.
@@ -85,24 +82,10 @@ class TopKGates(LearnedGates):
 
 
 class RelaxedTopK(TopKGates):
-    """A relaxed random choice of exactly the budgeted number of heads, whose temperature falls with ``progress``.
+    """A relaxed random choice of exactly the budgeted number of heads, whose temperature falls with ``progress``."""
 
-    Args:
-        budget, kind_index: The arguments of :class:`TopKGates`.
-        start_temperature: The temperature at progress 0.
-        end_temperature: The temperature at progress 1, reached log-linearly.
-    """
-
-    def __init__(
-        self,
-        budget: Budget,
-        kind_index: Tensor,
-        *,
-        start_temperature: float = START_TEMPERATURE,
-        end_temperature: float = END_TEMPERATURE,
-    ) -> None:
-        super().__init__(budget, kind_index)
-        self.start_temperature, self.end_temperature = start_temperature, end_temperature
+    start_temperature = 10.0  # large compared with the noise, so that all gates of a budget are nearly equal
+    end_temperature = 0.1  # small compared with the differences of the noise, which are of order 1: gates are nearly hard
 
     @property
     def temperature(self) -> float:

@@ -430,10 +430,11 @@ def _check_saved(state: Mapping[str, Any], unit: Unit, sites: dict[str, int]) ->
         )
     if state["sites"] != sites:
         raise GateError(
-            f"the checkpoint holds gates for {_summary(state['sites'])}, but this model has {_summary(sites)}; "
+            f"the checkpoint holds gates for {summary(state['sites'])}, but this model has {summary(sites)}; "
             "use the model it was trained with"
         )
 
 
-def _summary(sites: dict[str, int]) -> str:
+def summary(sites: Mapping[str, int]) -> str:
+    """Describe sites with their numbers of gates in an error message."""
     return f"{len(sites)} sites with {sum(sites.values())} gates (first {next(iter(sites), None)!r})"

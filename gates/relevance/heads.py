@@ -333,7 +333,7 @@ def head_relevance(
     *,
     target: Target = top_logits,
     signed: bool = False,
-    epsilon: float = EPSILON,
+    epsilon: float | None = EPSILON,
     max_new_tokens: int = 64,
 ) -> Tensor:
     """Return the relevance of every head for a model's predictions, by layer-wise relevance propagation.
@@ -344,6 +344,7 @@ def head_relevance(
             ``decoder_input_ids`` are given.
         target: The function that selects the predictions. Default: the largest logit of each prediction.
         signed: Whether a head that lowers the logit has a negative share.
+        epsilon: The epsilon of the rules; None for plain gradients without rules.
         max_new_tokens: The length limit of the text that an encoder-decoder generates.
 
     Returns:
@@ -359,7 +360,19 @@ def head_relevance(
     >>> [round(float(layer.sum()), 6) for layer in shares.split(4)]
     [1.0, 1.0]
     """
-    return _shares(model, batches, target, signed, epsilon, max_new_tokens)
+    network, sites = _network(model)
+    shares = RelevanceShares(head_layers(sites)).to(network.device)
+    for batch in batches:
+        inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+        if writes(network) and "decoder_input_ids" not in inputs:
+            with evaluating(network, *gates_on(sites)):
+                inputs = with_written_text(network, inputs, max_new_tokens=max_new_tokens)
+        for step in head_steps(network, sites, inputs, target=target, epsilon=epsilon):
+            shares.update(step.rows)
+    if shares.predictions == 0:
+        raise GateError("there are no predictions; give at least one batch with an example")
+    found = shares.compute()
+    return found.signed if signed else found.absolute
 
 
 def gradient_times_input(
@@ -381,30 +394,7 @@ def gradient_times_input(
     >>> gradient_times_input(model, [{"input_ids": torch.randint(50, (3, 7))}]).shape
     torch.Size([8])
     """
-    return _shares(model, batches, target, signed, None, max_new_tokens)
-
-
-def _shares(
-    model: PreTrainedModel | HeadGates | Gated,
-    batches: Iterable[Mapping[str, Tensor]],
-    target: Target,
-    signed: bool,
-    epsilon: float | None,
-    longest: int,
-) -> Tensor:
-    network, sites = _network(model)
-    shares = RelevanceShares(head_layers(sites)).to(network.device)
-    for batch in batches:
-        inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
-        if writes(network) and "decoder_input_ids" not in inputs:
-            with evaluating(network, *gates_on(sites)):
-                inputs = with_written_text(network, inputs, max_new_tokens=longest)
-        for step in head_steps(network, sites, inputs, target=target, epsilon=epsilon):
-            shares.update(step.rows)
-    if shares.predictions == 0:
-        raise GateError("there are no predictions; give at least one batch with an example")
-    found = shares.compute()
-    return found.signed if signed else found.absolute
+    return head_relevance(model, batches, target=target, signed=signed, epsilon=None, max_new_tokens=max_new_tokens)
 
 
 def _network(model: PreTrainedModel | HeadGates | Gated) -> tuple[PreTrainedModel, tuple[AttentionSite, ...]]:

@@ -128,13 +128,11 @@ def _hits(chosen: Tensor, trees: Trees, labels: Tensor) -> Tensor:
 
 class SyntacticShares(SentenceShares):
     """Accumulate :func:`arc_counts` over the data, with a column for each relation and direction. Baselines are the words at
-    offsets of up to ``reach``."""
+    offsets of up to :data:`REACH`."""
 
-    def __init__(
-        self, sites: tuple[AttentionSite, ...], relations: Sequence[str], *, reach: int = REACH, **kwargs: Any
-    ) -> None:
+    def __init__(self, sites: tuple[AttentionSite, ...], relations: Sequence[str], **kwargs: Any) -> None:
         self.relations = list(relations)
-        self.offsets = offsets_within(reach, zero=False)
+        self.offsets = offsets_within(REACH, zero=False)
         super().__init__(sites, columns=2 * len(self.relations), baselines=len(self.offsets), **kwargs)
 
     @property

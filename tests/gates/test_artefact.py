@@ -204,7 +204,7 @@ def test_gates_of_another_model_are_refused(tmp_path):
     trained("bert").save_pretrained(tmp_path)
     for other in ("roberta", "marian"):
         model = build(other)
-        with pytest.raises(GateError, match=r"2 sites and 8 gates .*use the model they were trained with"):
+        with pytest.raises(GateError, match=r"2 sites with 8 gates .*use the model they were trained with"):
             GatedModel.from_pretrained(model, tmp_path)
         assert is_untouched(model)
 

@@ -28,15 +28,6 @@ def evaluation(log_alpha, low=-0.1, high=1.1):
     return ((1 / (1 + torch.exp(-log_alpha))) * (high - low) + low).clamp(0, 1)
 
 
-def test_a_new_gated_model_computes_what_the_model_computes():
-    model, batch = build("bert"), inputs("bert")
-    expected = logits(model, batch)
-    gated = get_gated_model(model)
-    assert not gated.training
-    assert torch.equal(logits(gated, batch), expected)
-    assert get_gated_model(build("bert").train()).gates.training
-
-
 @pytest.mark.parametrize("unit", ["head", "group"])
 def test_the_configuration_reaches_the_gates(unit):
     config = GateConfig(

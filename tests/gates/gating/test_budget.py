@@ -47,6 +47,8 @@ def test_what_names_no_kind_is_refused(read, named):
 def test_prices_of_kinds():
     assert parse_prices(0.25, {"encoder": 8, "cross": 2}).tolist() == [0.25, 0.0, 0.25]
     assert parse_prices({"cross": 0.5}, HEADS).tolist() == [0.0, 0.0, 0.5]
+    assert parse_prices(0, HEADS).tolist() == [0.0] * 3
+    assert parse_prices(1, HEADS).dtype == torch.float32
 
 
 @pytest.mark.parametrize("read", [Budget.parse, parse_prices])

@@ -114,17 +114,6 @@ def test_values_that_changed_since_the_call_do_not_matter():
     compare(of_a_block)
 
 
-def test_a_backward_pass_inside_a_block_of_other_values():
-    found = []
-    for checkpointing in (None, {"use_reentrant": False}):
-        model, gates, batch = gated("bert", checkpointing=checkpointing)
-        gates.generator = torch.Generator().manual_seed(1)
-        loss = loss_of(model, batch)
-        with gates.use(torch.ones(gates.size)):
-            found.append(gradients(model, gates, lambda loss=loss: loss))
-    torch.testing.assert_close(found[1], found[0])
-
-
 def test_a_region_around_the_model_is_refused_where_its_draw_cannot_be_repeated():
     model, gates, batch = gated("bert")
     gates.generator = torch.Generator().manual_seed(1)
@@ -175,15 +164,6 @@ def test_each_call_of_a_part_has_its_own_draw(part, draw_per):
         run().square().mean().backward()
     assert gates.log_alpha.grad.abs().sum() > 0
     assert gates._calls.running() is None
-
-
-def test_a_part_draws_what_the_model_would_draw():
-    model, gates, batch = gated("bert")
-    found = []
-    for call in (lambda: model(**batch), lambda: model.bert(**batch)):
-        gates.generator = torch.Generator().manual_seed(1)
-        found.append(values_of_a_call(gates, call))
-    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("draw_per", ["batch", "example"])
