@@ -442,9 +442,12 @@ def test_it_mixes_with_other_trainers(tmp_path):
         ({"price": float("nan")}, "price is nan"),
         ({"price_ramp": 1.5}, "price_ramp is 1.5; expected a number from 0 to 1"),
         ({"gate_learning_rate": float("inf")}, "gate_learning_rate is inf"),
+        ({"budget": 3, "price": 0.1}, r"a price of 0\.1 and a budget of 3 are given"),
+        ({"budget": 9}, "the budget is 9"),
+        ({"budget": 3, "retrain": 1.5}, r"retrain is 1\.5"),
     ],
 )
-def test_numbers_out_of_range_are_refused(tmp_path, more, message):
+def test_what_does_not_fit_is_refused(tmp_path, more, message):
     with pytest.raises(GateError, match=message):
         GatedTrainer(gated_bert(), arguments(tmp_path), train_dataset=examples(8), **more)
 
@@ -570,12 +573,3 @@ def test_a_top_k_family_goes_its_whole_way(tmp_path):
     assert (found[0], found[-1]) == (8, 2)
     assert found == sorted(found, reverse=True)
     assert int(gated.mask().sum()) == 2
-
-
-def test_a_price_and_a_budget_are_refused(tmp_path):
-    with pytest.raises(GateError, match=r"a price of 0\.1 and a budget of 3 are given"):
-        GatedTrainer(gated_bert(), arguments(tmp_path), train_dataset=examples(8), budget=3, price=0.1)
-    with pytest.raises(GateError, match="the budget is 9"):
-        GatedTrainer(gated_bert(), arguments(tmp_path), train_dataset=examples(8), budget=9)
-    with pytest.raises(GateError, match=r"retrain is 1\.5"):
-        GatedTrainer(gated_bert(), arguments(tmp_path), train_dataset=examples(8), budget=3, retrain=1.5)

@@ -518,12 +518,7 @@ def test_a_time_is_for_hard_concrete_gates_of_all_kinds_of_the_model_that_was_me
     for family in ("clamped-linear", *TOP_K_FAMILIES):
         with pytest.raises(GateError, match=f"{family} are not held to a time"):
             BudgetController(HeadGates(model, family=family), limit)
+    with pytest.raises(GateError, match="gates of some kinds alone are not held to a time"):
+        BudgetController(HeadGates(model, kinds=[]), limit)
     with pytest.raises(GateError, match="measure one of this model"):
         BudgetController(HeadGates(other), limit)
-
-
-def test_a_time_is_for_gates_of_all_kinds():
-    model = build("bert")
-    gates = HeadGates(model, kinds=[])
-    with pytest.raises(GateError, match="gates of some kinds alone are not held to a time"):
-        BudgetController(gates, TimeLimit.parse("0.6x", table_of(model, [0.0, 1.0, 2.0, 3.0, 4.0])))
