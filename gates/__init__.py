@@ -1,6 +1,6 @@
 """Gates, scores, masks and surgery for the attention heads of Hugging Face Transformers.
 
-The public names are imported when they are first asked for, so that ``import gates`` alone is quick.
+The public names are imported on first use, so that ``import gates`` alone is fast.
 """
 
 from __future__ import annotations

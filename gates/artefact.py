@@ -25,7 +25,7 @@ from gates.attention.sites import KINDS
 from gates.errors import GateError, first_line
 from gates.files import replacing
 from gates.gating.hard_concrete import Stretch
-from gates.gating.head_gates import HeadGates, Mode
+from gates.gating.head_gates import HeadGates, Mode, summary
 from gates.gating.schedule import BudgetController
 from gates.options import TOP_K_FAMILIES, DrawPer, GateFamily, Unit
 
@@ -177,7 +177,6 @@ def save_gates(directory: str | os.PathLike[str], gates: HeadGates, config: Gate
     """Write the artefact of some gates. Each file is complete or missing, and other files stay.
 
     Args:
-        directory: The directory to write to.
         gates: The gates, whose ``log_alpha``, mask and mode are saved.
         config: The configuration of the gates.
         card: The text of the model card. It does not replace a ``README.md`` that is not such a card.
@@ -211,8 +210,8 @@ def load_gates_(directory: str | os.PathLike[str], gates: HeadGates, config: Gat
     expected = _sites(gates)
     if sites != expected or any(tensor.shape != gates.mask.shape for tensor in tensors.values()):
         raise GateError(
-            f"the gates in {str(directory)!r} belong to a model with {_summary(sites)}, but this model has "
-            f"{_summary(expected)}; use the model they were trained with"
+            f"the gates in {str(directory)!r} belong to a model with {summary(dict(sites))}, but this model "
+            f"has {summary(dict(expected))}; use the model they were trained with"
         )
     differing = [name for name, value in asdict(saved).items() if name != "base_model" and value != getattr(config, name)]
     if differing:
@@ -266,20 +265,6 @@ def fetch(directory_or_name: str | os.PathLike[str], **download: Any) -> Path:
     return Path(found[0]).parent
 
 
-def upload(
-    directory: str,
-    repo_id: str,
-    *,
-    private: bool | None = None,
-    token: str | bool | None = None,
-    **more: Any,
-) -> huggingface_hub.CommitInfo:
-    """Upload a folder to a repository on the Hugging Face Hub; see :meth:`GatedModel.push_to_hub`."""
-    api = huggingface_hub.HfApi(token=token)
-    api.create_repo(repo_id, private=private, exist_ok=True)
-    return api.upload_folder(repo_id=repo_id, folder_path=directory, **more)
-
-
 def _checksum(config: GateConfig, metadata: dict[str, str], tensors: dict[str, Tensor]) -> str:
     settings = {name: value for name, value in asdict(config).items() if name != "base_model"}  # a reader may correct it
     digest = hashlib.sha256(json.dumps([settings, metadata], sort_keys=True).encode())
@@ -287,7 +272,3 @@ def _checksum(config: GateConfig, metadata: dict[str, str], tensors: dict[str, T
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
         digest.update(tensor.numpy().tobytes())
     return digest.hexdigest()
-
-
-def _summary(sites: list[tuple[str, int]]) -> str:
-    return f"{len(sites)} sites and {sum(size for _, size in sites)} gates (first {sites[0][0]!r})"

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric
 from transformers import PreTrainedModel
 
-from gates.artefact import GateConfig, fetch, load_gates_, save_gates, upload
+from gates.artefact import GateConfig, fetch, load_gates_, save_gates
 from gates.attention.sites import KINDS
 from gates.errors import GateError
 from gates.export.card import gate_card
@@ -41,17 +41,6 @@ def open_heads_by_layer(gates: HeadGates) -> dict[str, list[int]]:
     parts = gates.to_heads(gates.open()).split([site.heads for site in gates.sites])
     counts = [(site.kind, int(part.sum())) for site, part in zip(gates.sites, parts, strict=True)]
     return {kind: [n for own, n in counts if own == kind] for kind in KINDS if kind in dict(counts)}
-
-
-def open_heads_as_text(gates: HeadGates) -> str:
-    """Return the numbers of open heads, in total and by kind and layer, as lines of text."""
-    table = open_heads_by_layer(gates)
-    count, total = sum(map(sum, table.values())), gates.heads
-    lines = [f"open heads: {count} of {total} ({count / total:.1%})"]
-    for kind, counts in table.items():
-        of = sum(site.heads for site in gates.sites if site.kind == kind)
-        lines.append(f"  {kind}: {sum(counts)} of {of}, by layer {' '.join(map(str, counts))}")
-    return "\n".join(lines)
 
 
 class SharedGates:
@@ -99,7 +88,9 @@ class SharedGates:
         """
         with tempfile.TemporaryDirectory() as directory:
             self.save_pretrained(directory)
-            return upload(directory, repo_id, private=private, token=token, **more)
+            api = huggingface_hub.HfApi(token=token)
+            api.create_repo(repo_id, private=private, exist_ok=True)
+            return api.upload_folder(repo_id=repo_id, folder_path=directory, **more)
 
 
 def get_gated_model(model: PreTrainedModel, config: GateConfig | None = None) -> GatedModel:
@@ -285,7 +276,7 @@ class GatedModel(SharedGates, nn.Module):
         with self.gates.use(torch.ones_like(self.gates.mask)):
             yield self
 
-    # -- what is open ------------------------------------------------------------------------------------------
+    # -- open heads --------------------------------------------------------------------------------------------
 
     def mask(self, budget: int | float | Mapping[str, int | float] | None = None, *, minimum_per_layer: int = 0) -> Tensor:
         """Return the mask of the gates to keep, ``[gates]``; ``gates.to_heads`` turns it into a mask of heads.
@@ -323,7 +314,12 @@ class GatedModel(SharedGates, nn.Module):
 
     def print_open_heads(self) -> None:
         """Print the numbers of open heads, in total and by kind and layer."""
-        print(open_heads_as_text(self.gates))
+        table, total = self.open_heads(), self.gates.heads
+        count = sum(map(sum, table.values()))
+        print(f"open heads: {count} of {total} ({count / total:.1%})")
+        for kind, counts in table.items():
+            of_kind = sum(site.heads for site in self.gates.sites if site.kind == kind)
+            print(f"  {kind}: {sum(counts)} of {of_kind}, by layer {' '.join(map(str, counts))}")
 
     def refit_(
         self,
@@ -334,7 +330,7 @@ class GatedModel(SharedGates, nn.Module):
         valid: GivenQueries = None,
         **more: Any,
     ) -> list[Refitted]:
-        """Compensate for the closed heads without training, by fitting weights to the dense model.
+        """Fit weights to the dense model without training, to compensate for the closed heads.
 
         Args:
             batches: The inputs of the model, equal in every iteration. Some hundred examples are enough.
@@ -431,7 +427,7 @@ class GatedModel(SharedGates, nn.Module):
 
     @classmethod
     def from_pretrained(cls, model: PreTrainedModel, directory_or_name: str | os.PathLike[str], **download: Any) -> Self:
-        """Gate a model with the gates that :meth:`save_pretrained` wrote.
+        """Attach the gates that :meth:`save_pretrained` wrote to a model.
 
         Args:
             model: The base model, with the weights of that time.

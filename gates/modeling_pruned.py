@@ -12,16 +12,15 @@ the base model) it has the remaining ``heads`` and ``kv_heads``, and, all by pat
 * ``modules``: how many modules stay in a list of one module per head;
 * ``selected``: features that stay after a norm which spans all heads, so that the projection before it stays whole;
 * ``config``: values that this module alone reads from its config;
-* ``arguments``: inputs with an axis of as many heads as ``of`` says (ALiBi, position biases), to select from; the one that
-  ``handed_on`` names is also the module's second output, for the next layer, and stays whole there (UDOP);
-* ``own_bias``: a position bias that another layer computed is not for these heads, so the module computes its own from a
-  table of this many buckets (T5);
-* ``multihead``: PyTorch's own attention, which is given a forward pass for fewer heads than make up its width; the heads that
-  are ``kept`` ``of`` so many say which masks are theirs, where there is one for each head;
-* ``own_size``: attention that takes the width of its input for that of its heads (BLIP), which is given a forward pass that
-  does not;
-* ``flat_heads``: heads are split without regard to the four parts that CodeGen's weights come in;
-* ``headless``: the module lost all its heads; how to stand in for it.
+* ``arguments``: inputs with an axis of ``of`` heads (ALiBi, position biases), to select from. The input ``handed_on`` is also
+  the module's second output for the next layer, and stays whole there (UDOP);
+* ``own_bias``: the number of buckets of the module's own table of position biases (T5). A bias from another layer does not fit
+  its heads;
+* ``multihead``: PyTorch's own attention gets a forward pass for heads that do not fill its width. Masks with one entry per head
+  are selected for the ``kept`` ``of`` all heads;
+* ``own_size``: attention that assumes the width of its input for its heads (BLIP) gets a forward pass that does not;
+* ``flat_heads``: heads are split without the four parts of CodeGen's weights;
+* ``headless``: the module lost all its heads; the arguments of its replacement.
 """
 
 import copy
@@ -44,10 +43,10 @@ RECORDING_MODULE = "transformers.utils.output_capturing"
 
 
 class Bias(nn.Linear):
-    """An output projection with no input left: only its bias remains.
+    """An output projection without inputs: only its bias remains.
 
-    It is a linear layer from no features, so that what is made for linear layers (LoRA) fits. Its weight has no numbers, and is
-    saved: a stock class, which would draw new weights for a layer that it misses, finds one of another shape and refuses it.
+    It is a linear layer, so adapters for linear layers (LoRA) fit. Its empty weight is saved, so that a stock class finds a
+    weight of another shape and raises an error. It would draw new weights for a missing layer.
     """
 
     def __init__(self, features, has_bias):
@@ -65,7 +64,7 @@ class Bias(nn.Linear):
 
 
 class Selected(nn.Module):
-    """A norm over the features of all heads, followed by the choice of the features of the heads that stay."""
+    """A norm over the features of all heads, followed by a selection of the features of the remaining heads."""
 
     def __init__(self, norm, features):
         super().__init__()
@@ -77,21 +76,21 @@ class Selected(nn.Module):
 
 
 class Headless(nn.Module):
-    """Stands in for attention without heads: no computation, and the output projection's bias as output.
+    """Replacement for attention without heads: no computation, and the output projection's bias as output.
 
-    A decoder's cache still has to know how many tokens went by, so one key of width 1 is stored per token. Where attention
-    probabilities are returned, they are those of no heads, ``[batch, 0, query, key]``. Transformers records them at modules of
-    the attention's class, of which a stand-in is one by :func:`headless_class`.
+    A decoder's cache has to count its tokens, so one key of width 1 is stored per token. Returned attention probabilities are
+    ``[batch, 0, query, key]``. Transformers records them at modules of the attention's class, so :func:`headless_class` makes
+    a subclass of it.
     """
 
     def __init__(self, attention, kind, adds="", returns=2, as_list=False, **parts):
         nn.Module.__init__(self)
-        self._is_hf_initialized = True  # there is nothing that a stock class could draw anew
+        self._is_hf_initialized = True  # there are no weights to initialise
         self._forward_hooks.update(_recording_hooks(attention))
         states = vars(attention)
         self.layer_idx = next((states[name] for name in LAYER_NAMES if name in states), None)
         self.config = states.get("config")
-        self.is_asked = "output_attentions" in _argument_names(attention)
+        self.takes_request = "output_attentions" in _argument_names(attention)
         self.returns = returns
         self.as_list = as_list
         self.kind = kind
@@ -120,7 +119,7 @@ class Headless(nn.Module):
         if self.returns == 1:
             return output
         weights = None
-        if self.is_asked or getattr(self.config, "_attn_implementation", "eager") == "eager":  # others give none
+        if self.takes_request or getattr(self.config, "_attn_implementation", "eager") == "eager":  # others return none
             weights = hidden_states.new_zeros(hidden_states.shape[0], 0, hidden_states.shape[1], keys)
         # Before the third of three, the attention matrix, comes the position bias for the next layer.
         if self.returns == 2:
@@ -132,14 +131,14 @@ class Headless(nn.Module):
 
 
 def is_of(module_class, own_class):
-    """Whether a class is one of this file, or the same of the copy of this file that came with an export."""
+    """Return whether a class is ``own_class`` of this file, or of the copy of this file in an export."""
     return any(
         known.__qualname__ == own_class.__qualname__ and known.__module__.endswith("pruned") for known in module_class.__mro__
     )
 
 
 def headless_class(attention_class):
-    """The stand-in for attention of a class, as a subclass of it."""
+    """Return the replacement for attention of a class, as a subclass of it."""
     return type("Headless", (Headless, attention_class), {})
 
 
@@ -149,12 +148,12 @@ def _empty_stand_in(attention_class):
 
 
 def _recording_hooks(attention):
-    """The hooks by which Transformers records attentions, where it has put them on already."""
+    """Return the hooks by which Transformers records attentions, if it has added them already."""
     return {key: hook for key, hook in attention._forward_hooks.items() if hook.__module__ == RECORDING_MODULE}
 
 
 class OwnConfig:
-    """A model's config as one of its modules sees it: some values are the module's own."""
+    """A model's config with other values for one of its modules."""
 
     def __init__(self, config, values):
         self.__dict__.update(values, _shared=config)
@@ -166,10 +165,7 @@ class OwnConfig:
 
 
 def reshape_(model, pruned_attention):
-    """Shrink the attention modules of ``model`` (built dense) to the sizes that ``pruned_attention`` states.
-
-    Weights are left as they come: the caller loads them.
-    """
+    """Shrink the attention modules of a dense ``model`` to the sizes of ``pruned_attention``; the caller loads the weights."""
     base = model.base_model
     modules = dict(base.named_modules())
     for name, shape in pruned_attention.items():
@@ -214,7 +210,7 @@ def reshape_(model, pruned_attention):
 
 
 def _kv_heads_differ(config, pruned_attention):
-    """Whether a layer has other key/value heads than a config states for all."""
+    """Return whether a layer has another number of key/value heads than the config."""
     try:
         stated = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None)
     except RuntimeError:  # the config states a number for each layer
@@ -260,7 +256,7 @@ def _select(norm, features):
 
 
 def _follow_heads_(attention, heads, names, of, handed_on=None):
-    """Have the inputs ``names``, with an axis of ``of`` heads, reduced to the heads in the buffer ``kept_heads``."""
+    """Reduce the inputs ``names``, with an axis of ``of`` heads, to the heads in the buffer ``kept_heads``."""
     known = "kept_heads" in attention._buffers
     device = next(attention.parameters()).device
     attention.register_buffer("kept_heads", torch.zeros(heads, dtype=torch.long, device=device))
@@ -282,7 +278,7 @@ def _select_arguments(attention, args, kwargs):
 
 
 def _hand_on_whole(attention, args, output):
-    """The second output is the argument for the next layer, which selects from it itself."""
+    """Return the whole argument as the second output; the next layer selects from it."""
     return (output[0], vars(attention).pop("whole_argument"), *output[2:])
 
 
@@ -291,7 +287,7 @@ def _argument_names(module):
 
 
 def _of_kept_heads(argument, kept_heads, of):
-    """``[batch or 1, heads, query, key]``, or the same with batch and heads in one axis."""
+    """Select from ``[batch or 1, heads, query, key]``, or from a tensor with batch and heads in one axis."""
     if argument is None or (argument.dim() == 4 and argument.shape[1] != of):
         return argument
     if argument.dim() == 4:
@@ -300,7 +296,7 @@ def _of_kept_heads(argument, kept_heads, of):
 
 
 def _compute_own_bias_(attention, buckets, heads):
-    """``buckets`` is the length of the table of position biases; 0 where there is none (cross-attention)."""
+    """Make attention compute its own position bias from a table of ``buckets``; 0 for none (cross-attention)."""
     if buckets:
         weight = attention.q.weight
         attention.relative_attention_bias = nn.Embedding(buckets, heads, device=weight.device, dtype=weight.dtype)
@@ -325,7 +321,7 @@ def _multihead_forward(
     average_attn_weights=True,
     is_causal=False,
 ):
-    """The forward pass of ``nn.MultiheadAttention`` for any number of heads; a mask is of all heads or of each of the dense."""
+    """Run ``nn.MultiheadAttention`` for any number of heads; a mask is for all heads or for each of the dense heads."""
     if not attention.batch_first:
         query, key, value = (part.transpose(0, 1) for part in (query, key, value))
     weights = attention.in_proj_weight.chunk(3)
@@ -349,7 +345,7 @@ def _multihead_forward(
 
 
 def _fused_forward(attention, hidden_states, **kwargs):
-    """The forward pass of BLIP's and BLIP-2's attention for heads that do not make up the width of its input."""
+    """Run BLIP's and BLIP-2's attention for heads that do not fill the width of its input."""
     fused = attention.qkv(hidden_states).unflatten(-1, (3, attention.num_heads, attention.head_dim))
     query, key, value = fused.permute(2, 0, 3, 1, 4)
     if hasattr(attention, "attention_dropout"):
@@ -366,7 +362,7 @@ def _fused_forward(attention, hidden_states, **kwargs):
 
 
 def _split_flat_heads(features, heads, head_dim, mp_num):
-    """CodeGen's ``_split_heads`` for any number of heads, not multiples of four alone: ``[batch, query, heads, head_dim]``."""
+    """Run CodeGen's ``_split_heads`` for any number of heads, not only multiples of four."""
     return features.flatten(-2).unflatten(-1, (heads, head_dim))
 
 
@@ -394,10 +390,10 @@ def _behead_(base, name, core, output, kind, adds="", returns=2, as_list=False, 
 
 
 class Pruned:
-    """Mixed into a stock model class: it takes the shape that its config states before weights are loaded."""
+    """Mixin for a stock model class, which gives it the shape in its config before weights are loaded."""
 
     def __init__(self, config, *args, **kwargs):
-        known = (getattr(config, "architectures", None) or [""])[0]  # a type that borrows the class of another says so
+        known = (getattr(config, "architectures", None) or [""])[0]  # a model type may use the class of another
         if not isinstance(config, self.config_class) and known != type(self).__name__:
             raise ValueError(
                 f"{type(self).__name__} reads a {self.config_class.__name__}, but this pruned model has a "
@@ -407,7 +403,7 @@ class Pruned:
         reshape_(self, config.pruned_attention)
 
     def __reduce__(self):
-        """By the stock class, since a class that is made at run time cannot be found by its name."""
+        """Pickle by the stock class, because a class that is made at run time cannot be imported by its name."""
         own = type(self)
         if getattr(sys.modules.get(own.__module__), own.__name__, None) is own:  # one of an exported file
             return copyreg.__newobj__, (own,), vars(self)
@@ -416,12 +412,12 @@ class Pruned:
 
     @classmethod
     def is_custom_code(cls):
-        """No: its weights are named as those of the stock class, which Transformers renames when it saves and loads them."""
+        """Return False: Transformers renames the weights on saving and loading, as it does for the stock class."""
         return False
 
     @classmethod
     def from_pretrained(cls, *args, output_loading_info=False, **kwargs):
-        """As of the stock class; an error where the saved model has weights that did not find their place in this class."""
+        """Load as the stock class does, and raise an error if a saved weight is lost in this class."""
         model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         lost = lost_weights(model, info["missing_keys"])
         if lost:
@@ -434,10 +430,10 @@ class Pruned:
 
 
 def lost_weights(model, missing):
-    """Names of the ``missing`` weights of a loaded model that the model which was saved does have, sorted.
+    """Return the sorted names of the ``missing`` weights of a loaded model that the saved model has.
 
-    Others are rightly made anew: a new classifier, or fixed positions that are never saved. Names are compared below the
-    base model.
+    Other missing weights are correctly initialised: a new classifier, or fixed positions that are never saved. Names are
+    compared below the base model.
     """
     if not missing:
         return []
@@ -458,9 +454,9 @@ def _empty_model(stock):
 
 @functools.cache
 def pruned_class(stock):
-    """A subclass of a stock model class for the shape that a config states.
+    """Return a subclass of a stock model class for the shape in a config.
 
-    It keeps the class's name, by which Transformers finds how to rename weights and which pipelines a model is for.
+    It keeps the name of the class, by which Transformers finds the renaming of weights and the pipelines.
     """
     if issubclass(stock, Pruned):
         return stock

@@ -12,6 +12,6 @@ DrawPer = Literal["batch", "example"]
 Unit = Literal["head", "group"]
 
 NO_KIND = "{0} {{}}, which names no kind of heads; give a number, or one for a kind, such as {{encoder: {1}}}"
-"""What is said of a budget or a price per kind without any kind: who has it, and a number as an example."""
+"""The error message for a budget or price per kind that names no kind; filled with its subject and an example."""
 
 MIN_SWAP_PASSES = 6  # 1 to evaluate the mask + 4 for the race of all candidates + 1 to test one swap

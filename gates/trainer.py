@@ -1,7 +1,4 @@
-"""Gates in Hugging Face's Trainer: a budget or a price, a learning rate of their own, checkpoints that keep them.
-
-Trainer needs the package ``accelerate``.
-"""
+"""Train gates with Hugging Face's Trainer, which needs the package ``accelerate``."""
 
 from __future__ import annotations
 
@@ -24,11 +21,10 @@ from gates.model import GatedModel
 
 
 class GateCallback(TrainerCallback):
-    """After every optimiser step: hold the gates to their budget and fix their mask where pruning ends, or, without a budget,
-    bring them back into their limits.
+    """Hold the gates to their budget after every optimiser step, and fix the mask at the end of pruning.
 
     Args:
-        retrain: share of all steps, the last ones, in which the mask is fixed.
+        retrain: The share of all steps, at the end, with a fixed mask.
     """
 
     def __init__(self, retrain: float = 0.0) -> None:
@@ -56,31 +52,31 @@ class GateCallback(TrainerCallback):
 
 
 class GatedTrainer(Trainer):
-    """Trainer for a :class:`gates.model.GatedModel` that ends with exactly the budgeted heads; also a mixin for other trainers.
+    """Train a :class:`gates.model.GatedModel` to exactly the budgeted heads; also a mixin for other trainers.
 
-    With a budget, the gates come down to it and are fixed at it, and the weights go on training with the heads that are left.
-    With a price, training adds the price of the expected number of open gates to the loss; evaluation reports the task's loss
-    alone. ``max_grad_norm`` clips the gradients of the weights and leaves out those of the gates. Checkpoints hold the base
-    model, as its own class would save it, and the gates beside it; training resumes from them. The log has ``open_heads`` and
-    ``gate_price``, the price that is given or that holds the gates to the budget.
+    With a budget, the number of open gates falls to it, the mask is fixed, and the remaining steps train the weights. With a
+    price, the training loss includes the price of the expected open gates, and the evaluation loss does not. ``max_grad_norm``
+    does not apply to gates. A checkpoint has the base model and the gates, and training can resume from it. The log has
+    ``open_heads`` and ``gate_price``.
 
     For another trainer: ``class GatedSeq2SeqTrainer(GatedTrainer, Seq2SeqTrainer): pass``.
 
     Args:
-        model: gated model; None with ``model_init``.
-        model_init: function that returns a new gated model for each training, in place of ``model``.
-        args: everything else, by position or name, is :class:`transformers.Trainer`'s.
-        budget: heads to keep: a count, a fraction or one of these per kind; by default that of the model's ``GateConfig``.
-        retrain: with a budget, the share of all steps, the last ones, in which the mask is fixed.
-        price: without a budget, the price of one open gate in expectation (default: 0.01); see
+        model: The gated model; None with ``model_init``.
+        args: The other arguments of :class:`transformers.Trainer`, by position or name.
+        model_init: A function that returns a new gated model for each training.
+        budget: The number of heads to keep: a count, a fraction or one of these per kind. Default: that of the model's
+            ``GateConfig``.
+        retrain: The share of all steps, at the end, with a fixed mask. It applies with a budget.
+        price: The price of one expected open gate without a budget (default: 0.01); see
             :meth:`gates.model.GatedModel.penalty`.
-        price_ramp: share of all steps over which the price rises linearly from 0.
-        gate_learning_rate: learning rate of ``log_alpha``; it follows the schedule of the model's own. Without effect where an
-            optimiser is given (``optimizers``): then use :meth:`gates.model.GatedModel.parameter_groups`.
+        price_ramp: The share of all steps in which the price rises linearly from 0.
+        gate_learning_rate: The learning rate of ``log_alpha``, which follows the schedule of the model's learning rate. Given
+            ``optimizers`` ignore it; make them of :meth:`gates.model.GatedModel.parameter_groups`.
 
     Raises:
-        GateError: if the model is not gated, a number is out of range, a budget and a price are given, or the model would go
-            into ``DataParallel``, DeepSpeed or FSDP1 (distributed data parallel training and FSDP2 work).
+        GateError: If the model is not gated, a number is out of range, or a budget and a price are given. Also for
+            ``DataParallel``, DeepSpeed and FSDP1. Distributed data parallel training and FSDP2 work.
 
     >>> from transformers import BertConfig, BertForSequenceClassification, TrainingArguments
     >>> from gates.model import get_gated_model
@@ -125,7 +121,7 @@ class GatedTrainer(Trainer):
         if model is not None:
             self._check(model)
         self._built: GatedModel | None = model
-        # Trainer looks at the class it is given for labels, columns and the kind of loss: show it the base model's.
+        # Trainer derives labels, columns and the kind of loss from the class of its model, so it gets the base model here.
         kwargs["model_init"] = model_init
         super().__init__(None if model is None else model.base_model, *args, **kwargs)
         assert self._built is not None
@@ -133,8 +129,8 @@ class GatedTrainer(Trainer):
         self._set_signature_columns_if_needed()
         if self.args.n_gpu > 1 or self.is_deepspeed_enabled:
             raise GateError(
-                "gates do not follow a model into DataParallel or DeepSpeed; use one device, or one process for each (torchrun "
-                "or accelerate launch), with FSDP2 where the model is to be sharded"
+                "gates do not work with DataParallel or DeepSpeed; use one device, or one process per device (torchrun or "
+                "accelerate launch), with FSDP2 to shard the model"
             )
         if self.label_smoother is not None and type(model.base_model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
             self.label_smoother = partial(self.label_smoother, shift_labels=True)  # type: ignore[assignment]
@@ -148,7 +144,7 @@ class GatedTrainer(Trainer):
             self.add_callback(SeededNoise())
 
     def _check(self, model: object) -> None:
-        """Give a model the budget, and set the price; raise :class:`GateError` where they do not fit."""
+        """Give a model the budget, and set the price; raise :class:`GateError` if they do not fit."""
         if not isinstance(model, GatedModel):
             raise GateError(
                 f"the model is a {type(model).__name__}; expected a GatedModel, as get_gated_model(model) returns it"
@@ -159,18 +155,18 @@ class GatedTrainer(Trainer):
         if held and self._given_price is not None:
             raise GateError(
                 f"a price of {self._given_price} and a budget of {model.gate_config.budget} are given, and each would decide "
-                "how many heads stay; leave out one"
+                "the number of heads; remove one"
             )
         self.price = self._given_price if self._given_price is not None else 0.0 if held else 0.01
 
     def _place_(self, model: GatedModel) -> None:
-        """Bring gates to the device. FSDP brings the model there when training begins, and leaves out the gates."""
+        """Move gates to the device, because FSDP moves the model when training begins, but not the gates."""
         if self.is_fsdp_enabled:
             leave_gates_whole_(self.accelerator.state.fsdp_plugin, model.gates)
         model.gates.to(self.args.device if self.is_fsdp_enabled else next(model.base_model.parameters()).device)
 
     def call_model_init(self, trial: Any = None) -> Any:
-        """The gated model that ``model_init`` returns, with the budget; its base model while this trainer is built."""
+        """Return the gated model of ``model_init`` with the budget; its base model while this trainer is built."""
         model: Any = super().call_model_init(trial)
         self._check(model)
         if hasattr(self, "_built") and not hasattr(self, "callback_handler"):
@@ -181,10 +177,10 @@ class GatedTrainer(Trainer):
         return model
 
     def hyperparameter_search(self, hp_space: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Trainer's search. ``hp_space`` names arguments of training; ``model_init(trial)`` chooses those of the gates.
+        """Run Trainer's search with ``TrainingArguments`` in ``hp_space`` and gates that ``model_init(trial)`` configures.
 
         Raises:
-            GateError: for a space that names an argument of this class, which the search would not set.
+            GateError: For a space with an argument of this class, which the search would not set.
         """
 
         def checked(trial: Any) -> Any:
@@ -200,12 +196,12 @@ class GatedTrainer(Trainer):
 
     @property
     def gate_price(self) -> float:
-        """The price at this step of its ramp."""
+        """Return the price at this step of its ramp."""
         steps = self.price_ramp * self.state.max_steps
         return self.price * min(1.0, (self.state.global_step + 1) / max(1.0, steps))
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        """Trainer's optimiser, with a group for the gates."""
+        """Create Trainer's optimiser with a group for the gates."""
         if self.optimizer is not None:
             return super().create_optimizer(*args, **kwargs)
         optimizer = super().create_optimizer(*args, **kwargs)
@@ -218,9 +214,9 @@ class GatedTrainer(Trainer):
     def training_step(
         self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
-        """Trainer's step for one micro-batch, and the gradient of the price of the open gates.
+        """Run Trainer's step for one micro-batch, and add the gradient of the price of the open gates.
 
-        The price has a backward pass of its own, so that it weighs the same whatever computes and scales the task's loss.
+        The price has a separate backward pass, so its weight does not depend on the scale of the task's loss.
         """
         if num_items_in_batch is not None and not self._scaling_is_known:
             self._find_scaling(model, inputs, num_items_in_batch)
@@ -234,10 +230,10 @@ class GatedTrainer(Trainer):
         return loss
 
     def _find_scaling(self, model: torch.nn.Module, inputs: dict[str, Any], items: Tensor | int) -> None:
-        """Find out by two evaluations whether the loss is divided by the number of items, as Trainer takes for granted.
+        """Check by two evaluations that the loss is divided by the number of items, as Trainer assumes.
 
-        Many models take ``num_items_in_batch`` and ignore it (Transformers issue 47688): classifiers, T5, BART. Trainer would
-        then add up the means of accumulated batches and of processes, and the price would weigh less than it says.
+        Many models accept ``num_items_in_batch`` and ignore it (Transformers issue 47688): classifiers, T5, BART. Trainer would
+        then sum the means of accumulated batches and of processes, and the price would have too little weight.
         """
         if self.args.gradient_accumulation_steps == 1 and self.args.world_size == 1:
             return
@@ -249,7 +245,7 @@ class GatedTrainer(Trainer):
                 prepared = self._prepare_inputs(dict(inputs))
                 loss: Any = self.compute_loss(model, prepared, num_items_in_batch=count)
                 losses.append(float(loss))
-        if not (math.isfinite(losses[0]) and losses[0]):  # a batch without labels says nothing
+        if not (math.isfinite(losses[0]) and losses[0]):  # a batch without labels shows nothing
             return
         self._scaling_is_known = True
         is_scaled = not math.isclose(*losses, rel_tol=1e-4)
@@ -263,7 +259,7 @@ class GatedTrainer(Trainer):
         self.loss_is_scaled_for_ga = is_scaled
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Trainer's accelerator, which leaves the gradients of the gates out when it clips: they have another scale."""
+        """Create Trainer's accelerator, and exclude the gradients of the gates from clipping, because their scale differs."""
         super().create_accelerator_and_postprocess()
         clip = self.accelerator.clip_grad_norm_
 
@@ -277,7 +273,7 @@ class GatedTrainer(Trainer):
         return super()._mixed_mesh_grad_norm(self.model.base_model, max_norm)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
-        """Trainer's evaluation, which under FSDP needs the model that training has sharded."""
+        """Run Trainer's evaluation, which under FSDP needs the model that training has sharded."""
         if self.is_fsdp_enabled and self.optimizer is None:
             raise GateError(
                 "FSDP shards a model together with its optimiser, and there is none before training; call train() first (with "
@@ -286,15 +282,14 @@ class GatedTrainer(Trainer):
         return super().evaluation_loop(*args, **kwargs)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Trainer's log; beside a training loss also the open heads and, while gates are learned, the present price."""
+        """Add the open heads and, while gates are learned, the price to Trainer's log of a training loss."""
         if "loss" in logs:
             logs["open_heads"] = sum(map(sum, self.model.open_heads().values()))
             logs |= self._prices() if self.model.gates.mode == "stochastic" else {}
         super().log(logs, *args, **kwargs)
 
     def _prices(self) -> dict[str, float]:
-        """What an expected open gate costs now: the price that is given, or solved for at the last step, of each kind if the
-        budget is one of kinds."""
+        """Return the present price of an open gate, given or solved for at the last step; for a budget per kind, each price."""
         if self.price:
             return {"gate_price": self.gate_price}
         steering = self.model.steering
@@ -308,7 +303,7 @@ class GatedTrainer(Trainer):
 
     @contextmanager
     def _with_base_model(self) -> Iterator[None]:
-        """Show Trainer the base model for a while, which it knows how to save and load."""
+        """Show Trainer the base model, which it can save and load."""
         gated, self.model = self.model, self.model.base_model
         try:
             yield
@@ -316,7 +311,7 @@ class GatedTrainer(Trainer):
             self.model = gated
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write the base model, as its own class would save it, and the gates beside it."""
+        """Write the base model as its own class does, and the gates."""
         if self.args.should_save:
             self.model.save_pretrained(output_dir or self.args.output_dir)
         super().save_model(output_dir, _internal_call)
@@ -331,7 +326,7 @@ class GatedTrainer(Trainer):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_best_model(self) -> None:
-        """The best checkpoint, unless it is from before the budget was reached: then the last weights stay."""
+        """Load the best checkpoint, or keep the last weights if it is from before the budget was reached."""
         best, last = self.state.best_model_checkpoint, copy.deepcopy(self.model.gates.state_dict())
         self.model.load_gates_(best)
         if self.model.steering is not None and self.model.gates.mode != "masked":
@@ -342,6 +337,6 @@ class GatedTrainer(Trainer):
                 stacklevel=2,
             )
             return
-        # FSDP's own file, which is read here, holds the gated model.
+        # The file that FSDP reads here has the weights of the gated model.
         with nullcontext() if self.is_fsdp_enabled else self._with_base_model():
             super()._load_best_model()

@@ -54,11 +54,6 @@ FAMILIES: dict[str, Family] = {
     "roberta": Family(
         lambda: t.RobertaForSequenceClassification(t.RobertaConfig(**_sizes())), {"encoder": 8}, _bert_like("roberta")
     ),
-    "electra": Family(
-        lambda: t.ElectraForSequenceClassification(t.ElectraConfig(embedding_size=16, **_sizes())),
-        {"encoder": 8},
-        _bert_like("electra"),
-    ),
     "distilbert": Family(
         lambda: t.DistilBertForSequenceClassification(
             t.DistilBertConfig(dim=32, n_layers=2, n_heads=4, hidden_dim=40, vocab_size=VOCABULARY, max_position_embeddings=48)
@@ -90,13 +85,6 @@ FAMILIES: dict[str, Family] = {
         generates=True,
         kv_heads=2,
     ),
-    "qwen2": Family(
-        lambda: t.Qwen2ForCausalLM(t.Qwen2Config(num_key_value_heads=2, **_sizes())),
-        {"decoder": 8},
-        LLAMA_LIKE,
-        generates=True,
-        kv_heads=2,
-    ),
     "qwen3": Family(
         lambda: t.Qwen3ForCausalLM(t.Qwen3Config(num_key_value_heads=2, head_dim=8, **_sizes())),
         {"decoder": 8},
@@ -110,25 +98,6 @@ FAMILIES: dict[str, Family] = {
         LLAMA_LIKE,
         generates=True,
         kv_heads=1,
-    ),
-    "opt": Family(
-        lambda: t.OPTForCausalLM(
-            t.OPTConfig(
-                hidden_size=32,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                ffn_dim=40,
-                vocab_size=VOCABULARY,
-                max_position_embeddings=48,
-                word_embed_proj_dim=32,
-                pad_token_id=0,
-                bos_token_id=1,
-                eos_token_id=2,
-            )
-        ),
-        {"decoder": 8},
-        tuple(f"model.decoder.layers.{i}.self_attn.out_proj" for i in range(2)),
-        generates=True,
     ),
     "bart": Family(
         lambda: t.BartForConditionalGeneration(t.BartConfig(**SEQ2SEQ)),

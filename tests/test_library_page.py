@@ -23,7 +23,7 @@ def batches_of(rows):
     return [transformers.default_data_collator(rows[at : at + 8]) for at in range(0, len(rows), 8)]
 prune_batches, retrain_batches, batches = batches_of(train_set[:32]), batches_of(train_set[32:]), batches_of(select_set)
 """
-"""What the page takes as given: a model with its tokenizer in a folder, data sets, batches."""
+"""What this page and the README take as given: a model with its tokenizer in a folder, data sets, batches."""
 
 AFTER = """
 from gates import find_attention

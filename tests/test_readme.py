@@ -8,21 +8,9 @@ from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parents[1] / "README.md"
+from tests.test_library_page import BEFORE
 
-BEFORE = """
-import torch, transformers
-from tokenizers import Tokenizer, models
-torch.manual_seed(0)
-size = dict(hidden_size=32, num_hidden_layers=3, num_attention_heads=8, intermediate_size=40, vocab_size=50)
-transformers.BertForSequenceClassification(transformers.BertConfig(**size)).save_pretrained("path/to/model")
-words = Tokenizer(models.WordLevel({f"word{i}": i for i in range(50)}, unk_token="word0"))
-transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="word0").save_pretrained("path/to/model")
-ids = torch.randint(50, (48, 8))
-rows = [dict(input_ids=row, attention_mask=torch.ones_like(row), labels=int(row[0] > 25)) for row in ids]
-batches = [transformers.default_data_collator(rows[at : at + 8]) for at in range(0, 48, 8)]
-"""
-"""What the section takes as given: a model with its tokenizer in a folder, and batches."""
+README = Path(__file__).parents[1] / "README.md"
 
 AFTER = """
 from gates import find_attention

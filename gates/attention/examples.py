@@ -213,9 +213,6 @@ class ExampleAxes:
         """Return the axis in heads of this shape ``[..., heads * head_dim]``, by further runs of the model if necessary.
 
         Args:
-            site: The index of the site.
-            shape: The shape of its heads.
-            examples: The number of examples.
             inputs: The running module with the arguments of its call; None if it may not run again.
         """
         axis = self.known(site, shape, examples) or only_axis(shape, examples)

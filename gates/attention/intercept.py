@@ -94,7 +94,6 @@ def attention_calls(sites: Sequence[AttentionSite], around: Callable[..., Any]) 
     own forward pass: that of its class, with an interface that wraps the attention function. Other models are not affected.
 
     Args:
-        sites: The attention modules.
         around: A function of the implementation's name, the model's attention function and the arguments of its call:
             ``(module, query, key, value, attention_mask, **kwargs)``, each ``[batch, heads, tokens, head_dim]``. It returns
             the results of the attention function: ``[batch, query, heads, head_dim]`` and attention weights or None.
@@ -204,7 +203,6 @@ def attention_matrices(
 
     Args:
         model: The model. It and its gates are in evaluation mode meanwhile, since dropout would change the matrices.
-        sites: The attention modules.
         take: A function of the index of a site and its weights ``[batch, heads, query, key]``, in the graph of the forward
             pass. It is called each time the site runs.
     """

@@ -20,13 +20,12 @@ from gates.attention.own_method import Use, call_output, calling_outputs
 from gates.attention.sites import AttentionSite, Kind, check_width
 from gates.errors import GateError
 
-# Gates of one that a loss can be differentiated with respect to: one for every row and position of a site.
-
 
 class Leaves(dict[tuple[int, torch.Size], Tensor]):
-    """Leaf tensors of ones ``[..., gates]``, by the site and the shape of its heads ``[..., heads * head_dim]``.
+    """Gates of 1 with respect to which a loss can be differentiated, one for every row and position of a site.
 
-    A module that runs several times on one shape has one leaf for all its passes.
+    The leaf tensors ``[..., gates]`` are stored by the site and the shape of its heads ``[..., heads * head_dim]``. A module
+    that runs several times on one shape has one leaf for all its passes.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -34,8 +33,7 @@ class Leaves(dict[tuple[int, torch.Size], Tensor]):
         self._names = names
 
     def ones(self, site: int, heads: Tensor, gates: int) -> Tensor:
-        """Return the leaf for a site's heads ``[..., heads * head_dim]``, made when it is first needed. Without a graph its
-        gradients would be missing."""
+        """Return the leaf for a site's heads ``[..., heads * head_dim]``, and create it if necessary."""
         if not torch.is_grad_enabled():
             raise GateError(
                 f"the attention at {self._names[site]!r} runs without a graph, under torch.no_grad or reentrant activation "
@@ -47,37 +45,35 @@ class Leaves(dict[tuple[int, torch.Size], Tensor]):
         return self[place]
 
 
-# What attention does, found out by calling a module a second time with inputs that differ in one place.
-#
-# Names and configurations say what an attention module should be. Whether all its heads pass through gates, and whether its
-# tokens see later ones, is a matter of which output changes with which input. A second call of one module shows it.
+# The functions below call an attention module a second time with inputs that differ in one place. The outputs that change show
+# whether all heads pass through gates, and whether tokens see later ones. Names and configs do not prove either.
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 VISIBLE = 1e-6
-"""Change of an output, relative to its largest value, that is more than rounding."""
+"""The relative change of an output that is more than rounding."""
 TRIED = 8
-"""Tokens from either end that are changed: the first or last ones may be padding, which no other token sees."""
+"""The number of tokens from either end that are changed. The outermost may be padding, which no other token sees."""
 
 
 def is_bypassed(module: nn.Module, gated: Sequence[nn.Module], arguments: Arguments) -> bool | None:
-    """Whether something that attention mixes reaches a module's outputs other than through its gates.
+    """Return whether attention reaches a module's outputs without passing its gates.
 
-    The module is called once more with nothing for its output projections, as if all gates were closed, and with one token
-    that is not a number. Attention spreads it to every token that sees this one. So where the gates stop all of it, one token
-    of the output is not a number, and no other.
+    The module is called once more with zeros for its output projections, as if all gates were closed, and with one token of
+    NaN. Attention spreads NaN to every token that sees this one. If the gates stop all attention, only one token of the output
+    is NaN.
 
     Args:
-        gated: its output projections that have gates.
+        gated: Its output projections with gates.
 
     Returns:
-        None for a single token, from which it cannot be told; False also for a module that cannot be called again.
+        None for a single token, which shows nothing; False also for a module that cannot be called again.
     """
     streams = list(_streams(arguments))
     if not streams or streams[0][..., 0].numel() < 2:
         return None
     try:
         outputs = _again(module, arguments, _poisoned, closed=gated)
-    except Exception:  # whatever keeps it from being called on its own, such as weights held by other processes
+    except Exception:  # it cannot be called alone, for example because other processes hold its weights
         return False
     shapes = {tensor.shape for tensor in streams}
     for stream in outputs[:1] + [tensor for tensor in outputs[1:] if tensor.shape in shapes]:
@@ -89,12 +85,14 @@ def is_bypassed(module: nn.Module, gated: Sequence[nn.Module], arguments: Argume
 
 
 def seen_kinds(model: PreTrainedModel, sites: tuple[AttentionSite, ...], run: Callable[[], Any]) -> list[Kind | None]:
-    """Return the kind of every site by what changes what, as a check of :attr:`AttentionSite.kind`; None where it was not
-    called.
+    """Return the observed kind of every site, to check :attr:`AttentionSite.kind`; None for a site that was not called.
 
-    Where a token changes later ones and earlier ones, attention is of kind ``encoder``; where it changes later ones only,
-    ``decoder``; where its own tokens change none of each other, its keys come from elsewhere: ``cross``. ``run`` runs the
-    model, which is in evaluation mode, on one example of several tokens without padding.
+    If a token changes earlier ones, the kind is ``encoder``. If it only changes later ones, the kind is ``decoder``. If its
+    tokens do not change each other, the keys come from elsewhere, and the kind is ``cross``.
+
+    Args:
+        model: The model, in evaluation mode.
+        run: A function that runs the model on one example of several tokens without padding.
     """
     found: list[Kind | None] = [None] * len(sites)
 
@@ -127,12 +125,13 @@ def _kind_of_call(module: nn.Module, arguments: Arguments) -> Kind:
 def _again(
     module: nn.Module, arguments: Arguments, change: Callable[[Tensor], Tensor], *, closed: Sequence[nn.Module] = ()
 ) -> list[Tensor]:
-    """Return the tensors of one more call of a module, in evaluation mode, without its caches and without any hook.
+    """Return the tensors of one more call of a module, in evaluation mode, without caches and hooks.
 
-    The call runs on a copy that shares the weights, since other threads may be running the module itself.
+    The call runs on a copy that shares the weights, because other threads may run the module itself.
 
     Args:
-        change: A function that replaces its first stream of tokens; every stream, if any projection is closed.
+        change: A function that replaces its first stream of tokens, or every stream if a projection is closed.
+        closed: The projections that get zeros.
     """
     first = next(_streams(arguments))
 
@@ -153,7 +152,7 @@ def _again(
 
 
 def _streams(arguments: Arguments) -> Iterator[Tensor]:
-    """Floating-point inputs that have features for every token."""
+    """Yield the floating-point inputs that have features for every token."""
     args, kwargs = arguments
     return (value for value in (*args, *kwargs.values()) if _is_stream(value))
 
@@ -163,7 +162,7 @@ def _is_stream(value: Any) -> bool:
 
 
 def _tokens(stream: Tensor) -> int:
-    """The axis of tokens: the last but one, unless that is an axis of one example (time first)."""
+    """Return the axis of tokens: the last but one, unless that has size 1 (time first)."""
     return stream.dim() - 2 if stream.shape[-2] > 1 else 0
 
 
@@ -184,19 +183,19 @@ def _moved(token: int) -> Callable[[Tensor], Tensor]:
 
 
 def gates_on(sites: Sequence[AttentionSite]) -> list[nn.Module]:
-    """The gates that are attached to these sites, each once."""
+    """Return the gates that are attached to these sites, each once."""
     found = [getattr(without_adapter(site.output), "_head_gates", None) for site in sites]
     return list(dict.fromkeys(gates for gates in found if gates is not None))
 
 
 class OutputHooks:
-    """Hooks that hand out what the heads of each site give to their output projection, and put something else in its place."""
+    """Hooks that replace the heads of each site before their output projection."""
 
     def __init__(self, model: nn.Module, sites: tuple[AttentionSite, ...]) -> None:
         self.model = model
         self._sites = sites
         self._handles: list[RemovableHandle | Use] = []
-        self._on: dict[int, tuple[nn.Module, RemovableHandle]] = {}  # what has each site's hook
+        self._on: dict[int, tuple[nn.Module, RemovableHandle]] = {}  # the module with each site's hook
         self._marked: list[nn.Module] = []
         self._fired: set[int] = set()
         self._passed: set[tuple[int, int]] = set()  # thread and site, in the present call of each attention module
@@ -213,20 +212,19 @@ class OutputHooks:
         after_call: Callable[..., None],
         change: Callable[[int, Tensor], Tensor],
     ) -> None:
-        """Put the hooks on.
+        """Add the hooks to the model.
 
         Args:
-            gates: module that they act for; :func:`gates_on` finds it.
-            before_call: A function that is called before the model and before each part that holds a site: with its path,
-                the module, the positional and the keyword arguments.
-            after_call: A function that is called after it, also after an error: with its path, the module, the positional
-                arguments and the output.
-            change: function from the index of a site and its concatenated heads ``[..., heads * head_dim]`` to
-                what its output projection is given in their place.
+            gates: The gates of the hooks, which :func:`gates_on` finds.
+            before_call: A function that is called before the model and before each part with a site. Its arguments are the
+                path, the module, and the positional and keyword arguments.
+            after_call: A function that is called afterwards, also after an error. Its arguments are the path, the module, the
+                positional arguments and the output.
+            change: A function from the index of a site and its concatenated heads ``[..., heads * head_dim]`` to their
+                replacement.
 
         Raises:
-            GateError: if hooks are on already, these or those of other gates, or sites share one output projection, whose calls
-                cannot be told apart.
+            GateError: If the model has hooks of gates already, or sites share one output projection.
         """
         if self.is_attached:
             raise GateError("these gates are attached already; detach() them before attaching again")
@@ -257,7 +255,7 @@ class OutputHooks:
             raise
 
     def detach(self) -> None:
-        """Take the hooks off; the model is again as it was before :meth:`attach`."""
+        """Remove the hooks. The model is as before :meth:`attach`."""
         if self._handles:
             forget_compiled()
         for handle in (*self._handles, *(handle for _, handle in self._on.values())):
@@ -268,11 +266,11 @@ class OutputHooks:
             known.clear()
 
     def unreached(self) -> list[str]:
-        """Names of the sites whose attention has not run since :meth:`attach`, outside compiled code."""
+        """Return the names of the sites whose attention has not run since :meth:`attach`, outside compiled code."""
         return [site.name for index, site in enumerate(self._sites) if index not in self._fired]
 
     def _follow(self, change: Callable[[int, Tensor], Tensor], index: int, *_: Any) -> None:
-        """Put the hook on what the site's output projection is: an adapter may have come around it, or gone, since."""
+        """Move the hook to the site's present output projection, because an adapter may have been added or removed."""
         output = self._sites[index].output
         module, handle = self._on.get(index, (None, None))
         if output is module:
@@ -288,7 +286,7 @@ class OutputHooks:
         if not torch.compiler.is_compiling():
             check_original()
         check_width(self._sites[index], args[0])
-        heads = change(index, args[0])  # may run the model, so that what is noted here comes after it
+        heads = change(index, args[0])  # may run the model, so the records below come after it
         if not torch.compiler.is_compiling():
             self._fired.add(index)
             self._passed.add((threading.get_ident(), index))
@@ -302,35 +300,35 @@ class OutputHooks:
         passed = (threading.get_ident(), index)
         if passed not in self._passed:
             raise GateError(
-                f"{type(module).__name__} at {self._sites[index].name!r} goes round its output projection, so its gates have "
-                "no effect; detach() them, and use another model or attention implementation"
+                f"{type(module).__name__} at {self._sites[index].name!r} bypasses its output projection, so its gates have no "
+                "effect; detach() them, and use another model or attention implementation"
             )
         self._passed.discard(passed)
         self._probe(index, module, (args, kwargs))
 
     def _probe(self, index: int, module: nn.Module, arguments: Arguments) -> None:
-        """See once for each class whether the gates stop all that attention does, at the price of one more call of a module."""
+        """Check once for each class, by one more call of a module, that no attention bypasses the gates."""
         if type(module) in self._probed or torch.jit.is_tracing():
             return
         gated = [site.output for site in self._sites if site.module is module]
         bypassed = is_bypassed(module, gated, arguments)
         if bypassed:
             raise GateError(
-                f"{type(module).__name__} at {self._sites[index].name!r} hands on attention that does not pass the gates of "
-                f"its {sum(site.heads for site in self._sites if site.module is module)} heads; detach() them, and use "
-                "another model or describe all its streams of heads in gates.attention.layouts.LAYOUTS"
+                f"{type(module).__name__} at {self._sites[index].name!r} has attention that bypasses the gates of its "
+                f"{sum(site.heads for site in self._sites if site.module is module)} heads; detach() them, and use another "
+                "model or describe all its streams of heads in gates.attention.layouts.LAYOUTS"
             )
         if bypassed is not None:
             self._probed.add(type(module))
 
 
 def _around(model: nn.Module, sites: Sequence[AttentionSite]) -> dict[str, nn.Module]:
-    """Return every module that holds a site or is one, by its path: each of them may be called alone."""
+    """Return every module that contains a site or is one, by its path, because each may be called alone."""
     holds = {name.rsplit(".", levels)[0] for name in (site.name for site in sites) for levels in range(name.count(".") + 1)}
     return {name: part for name, part in model.named_modules() if not name or name in holds}
 
 
 def forget_compiled() -> None:
-    """Have code that was compiled so far compiled anew: it does not look whether hooks were put on or taken off since."""
+    """Discard compiled code, which does not notice added or removed hooks."""
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()

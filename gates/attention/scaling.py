@@ -1,9 +1,9 @@
-"""Multiply the heads of a site by their gates, without keeping an activation that the plain model would not keep.
+"""Multiply the heads of a site by their gates, without storing more activations than the plain model.
 
-The output projection keeps its input for the gradient of its weight. Given the product of heads and gates, it would keep that
-product beside the heads, which attention itself keeps. So a plain linear layer in training gets :class:`GatedHeads`, and its
-call becomes one function that keeps the heads alone. With one draw for the batch, that function scales the columns of the
-weight, a matrix that is small beside the activations. Elsewhere heads are multiplied as they are.
+The output projection stores its input for the gradient of its weight. With the product of heads and gates as input, it would
+store the product in addition to the heads, which attention stores anyway. So a plain linear layer in training gets
+:class:`GatedHeads`, and its call becomes one function that stores the heads only. With one draw for the batch, that function
+scales the columns of the weight, which is small compared with the activations. Elsewhere heads are multiplied directly.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ def _repeated(values: Tensor, width: int) -> Tensor:
 
 
 def scale_heads(heads: Tensor, values: Tensor) -> Tensor:
-    """Multiply ``[..., heads * head_dim]`` by a value for each column, or for each head or group of neighbouring heads,
-    ``[..., gates]``."""
+    """Multiply heads ``[..., heads * head_dim]`` by values of columns, heads or groups of adjacent heads, ``[..., gates]``."""
     if values.shape[-1] == heads.shape[-1]:
         return heads * values.to(heads)
     per_head = heads.unflatten(-1, (values.shape[-1], -1))

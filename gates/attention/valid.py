@@ -31,7 +31,6 @@ def valid_by_site(valid: Valid, sites: Sequence[AttentionSite]) -> list[Tensor |
     """Return the mask of each site, ``[batch, query]``; None where all queries count.
 
     Args:
-        valid: The masks.
         sites: The attention modules of a model.
 
     Raises:

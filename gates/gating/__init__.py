@@ -1,1 +1,1 @@
-"""The gates: how they are learned, what they cost, how many stay open, and the schedule of training."""
+"""Learned gates, their price, their budget and its schedule."""

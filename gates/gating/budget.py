@@ -1,4 +1,4 @@
-"""How many heads to keep, or for how long a model may take, what an open head costs, and the masks that a budget allows."""
+"""Budgets of heads or of time, prices of open heads, and the masks that a budget allows."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from gates.options import NO_KIND
 
 @dataclass(frozen=True)
 class Budget:
-    """How many heads to keep: in the whole model, of each kind that is named, or as many as a time allows.
+    """Hold the number of heads to keep, in the whole model or of each kind, or the time that the model may take.
 
     Args:
-        total: heads to keep in the model, when ``per_kind`` is empty; with a time, the most that any mask within it has.
-        per_kind: heads to keep of each kind; every kind the model has is listed.
-        time: that the model may take, by which a mask's number of heads follows from which heads these are.
+        total: The number of heads to keep. With a time, the most heads that any mask within it has.
+        per_kind: The number of heads to keep of every kind in the model. Empty for one number in all.
+        time: The time that the model may take; None for a number of heads.
 
     >>> Budget.parse(0.25, {"encoder": 72})
     Budget(total=18, per_kind={}, time=None)
@@ -40,20 +40,20 @@ class Budget:
         """Read a budget: a count, a fraction below 1, one of these per kind (other kinds stay whole), or a time.
 
         Args:
-            value: ``18``, ``0.25``, ``{"encoder": 10, "cross": 0.5}`` or a limit in time.
-            heads: heads of each kind in the model.
+            value: The budget: ``18``, ``0.25``, ``{"encoder": 10, "cross": 0.5}`` or a limit in time.
+            heads: The number of heads of each kind in the model.
 
         Raises:
-            GateError: out of range, not a number, for a kind the model lacks, or for a text such as ``12ms``, which needs a
+            GateError: For a value out of range, a kind that the model lacks, or a text. A text such as ``12ms`` needs a
                 table to become a limit (:meth:`gates.gating.latency.TimeLimit.parse`).
         """
         if isinstance(value, TimeLimit):
             return cls(value.most, {}, value)
         if isinstance(value, str):
-            parse_time(value)  # raises for what is no time
+            parse_time(value)  # raises for a text that is no time
             raise GateError(
-                f"the budget is {value!r}, but how long this model takes with which heads is not known; measure it first "
-                "(python -m training latency), or give a number of heads or a fraction"
+                f"the budget is {value!r}, but the latency of this model is unknown; measure it first (python -m training "
+                "latency), or give a number of heads or a fraction"
             )
         if not isinstance(value, Mapping):
             return cls(_count(value, sum(heads.values()), "budget"), {})
@@ -70,10 +70,10 @@ class Budget:
         return cls(sum(per_kind.values()), per_kind)
 
     def pruned(self, heads: Mapping[str, int]) -> dict[str, int]:
-        """Heads to keep of the kinds that do not stay whole; empty for a budget that is not per kind.
+        """Return the number of heads to keep of each kind that loses some; empty for a budget that is not per kind.
 
         Args:
-            heads: heads of each kind in the model.
+            heads: The number of heads of each kind in the model.
         """
         return {kind: kept for kind, kept in self.per_kind.items() if kept < heads[kind]}
 
@@ -88,16 +88,15 @@ class Budget:
 
     @property
     def terms(self) -> list[Any]:
-        """As JSON, what a mask has to keep to beside its number of heads: the kinds that have one of their own, or the time."""
+        """Return the conditions on a mask besides its number of heads, as JSON: the kinds with a budget, or the time."""
         return sorted(self.per_kind) if self.time is None else ["within", self.time.milliseconds, *self.time.terms]
 
     def is_met(self, mask: Tensor, kind_index: Tensor) -> bool:
-        """Whether a 0/1 mask ``[heads]`` keeps just as many heads, in all and of each kind that has a number, or is within the
-        time.
+        """Return whether a mask keeps exactly the budgeted heads, or is within the time.
 
         Args:
-            mask: of a model.
-            kind_index: kind of each head as a position in :data:`gates.attention.sites.KINDS`, ``[heads]``.
+            mask: The 0/1 mask of a model, ``[heads]``.
+            kind_index: The position of each head's kind in :data:`gates.attention.sites.KINDS`, ``[heads]``.
         """
         if self.time is not None:
             return self.time.allows(counts_by_site(mask, self.time))
@@ -106,8 +105,10 @@ class Budget:
 
 
 def parse_prices(price: float | Mapping[str, float], heads: Mapping[str, int]) -> Tensor:
-    """Read lambda of Voita et al. 2019: one price of an expected open head for all kinds, or one per kind (0 for the others),
-    such as ``{"encoder": 0.01, "cross": 0.1}``. Return the prices by the place of a kind in ``KINDS``."""
+    """Read lambda of Voita et al. 2019: the price of an expected open head, for all kinds or per kind (0 for the others).
+
+    Return the prices in the order of ``KINDS``.
+    """
     prices = dict(price) if isinstance(price, Mapping) else dict.fromkeys(heads, price)
     if not prices:
         raise GateError(NO_KIND.format("the price is", 0.01))
@@ -122,8 +123,7 @@ def parse_prices(price: float | Mapping[str, float], heads: Mapping[str, int]) -
 
 
 def check_mask(mask: Tensor, gates: int, unit: str = "head") -> None:
-    """Raise :class:`GateError` for what is no mask of so many gates: 0 or 1 for each, ``[gates]``. Of a mask on the meta device
-    the shape alone is checked."""
+    """Raise :class:`GateError` unless a mask is a tensor ``[gates]`` of 0 and 1; on the meta device, only check its shape."""
     if not isinstance(mask, Tensor):
         raise GateError(f"the mask is a {type(mask).__name__}; expected a tensor with 0 or 1 for each of {gates} {unit}s")
     if mask.shape != (gates,):
@@ -134,7 +134,7 @@ def check_mask(mask: Tensor, gates: int, unit: str = "head") -> None:
 
 
 def check_numbers(scores: Tensor) -> None:
-    """Raises :class:`GateError` for scores that are NaN, which no order has a place for."""
+    """Raise :class:`GateError` for scores that are NaN, because they cannot be ranked."""
     if not scores.is_meta and bool(scores.isnan().any()):
         head = int(scores.isnan().nonzero()[0])
         raise GateError(
@@ -144,18 +144,18 @@ def check_numbers(scores: Tensor) -> None:
 
 
 def top_k_mask(scores: Tensor, budget: Budget, kind_index: Tensor) -> Tensor:
-    """The mask of exactly the budgeted number of highest scores; ties go to the earlier head.
+    """Return the mask of exactly the budgeted number of highest scores; of equal scores the earlier head is kept.
 
     Args:
-        scores: scores ``[heads]``; higher is kept first.
-        budget: heads to keep, in total or per kind; or a time, see :func:`mask_within`.
-        kind_index: kind of each head as a position in :data:`gates.attention.sites.KINDS`, ``[heads]``.
+        scores: The scores, ``[heads]``. The highest are kept.
+        budget: The number of heads to keep, in total or per kind, or a time; see :func:`mask_within`.
+        kind_index: The position of each head's kind in :data:`gates.attention.sites.KINDS`, ``[heads]``.
 
     Returns:
-        0/1 mask ``[heads]``, float32.
+        The 0/1 mask, ``[heads]``, float32.
 
     Raises:
-        GateError: for scores that are not numbers.
+        GateError: For a score that is NaN.
 
     >>> top_k_mask(torch.tensor([0.3, 0.9, 0.1, 0.5]), Budget(2, {}), kind_index=torch.zeros(4))
     tensor([0., 1., 0., 1.])
@@ -173,16 +173,15 @@ def top_k_mask(scores: Tensor, budget: Budget, kind_index: Tensor) -> Tensor:
 
 
 def mask_within(scores: Tensor, limit: TimeLimit) -> Tensor:
-    """The mask of the highest scores within a time: down the ranking, each head is kept with which the time is not over.
+    """Return the mask of the highest scores within a time: down the ranking, keep each head that still fits.
 
-    No other mask within the time has a head that this one lacks before this one has a head that it lacks, and no head can be
-    added to it.
+    The result is the first mask in the order of the ranking, and no head can be added to it.
 
     Args:
-        scores: ``[heads]``; higher is kept first, ties go to the earlier head.
+        scores: The scores, ``[heads]``. Of equal scores the earlier head is kept.
 
     Returns:
-        0/1 mask ``[heads]``, float32.
+        The 0/1 mask, ``[heads]``, float32.
     """
     site_of = [index for index, site in enumerate(limit.table.sites) for _ in range(site.gates)]
     counts, mask = [0] * len(limit.table.sites), torch.zeros(scores.shape[0], device=scores.device)
@@ -196,64 +195,63 @@ def mask_within(scores: Tensor, limit: TimeLimit) -> Tensor:
 
 
 def counts_by_site(mask: Tensor, limit: TimeLimit) -> list[int]:
-    """Open heads of each site of a table under a 0/1 mask ``[heads]``."""
+    """Return the number of open heads at each site of a table under a 0/1 mask ``[heads]``."""
     return [int(part.sum()) for part in mask.split([site.gates for site in limit.table.sites])]
 
 
 def budget_mask(
     scores: Tensor, budget: Budget, *, kind_index: Tensor, layer_index: Tensor, minimum_per_layer: int = 0
 ) -> Tensor:
-    """The mask of the highest scores within a budget.
+    """Return the mask of the highest scores within a budget.
 
     Args:
-        scores: scores ``[heads]``; higher is kept first.
-        budget: heads to keep, in total or per kind, or a time.
-        kind_index, layer_index: kind and layer of each head, ``[heads]``.
-        minimum_per_layer: number of heads of every layer that are kept first, the best ones, whatever their scores.
+        scores: The scores, ``[heads]``. The highest are kept.
+        budget: The number of heads to keep, in total or per kind, or a time.
+        kind_index, layer_index: The kind and the layer of each head, ``[heads]``.
+        minimum_per_layer: The number of heads that every layer keeps, its best ones, however low their scores are.
 
     Returns:
-        0/1 mask ``[heads]`` with exactly the budgeted number of ones, or within the time.
+        The 0/1 mask, ``[heads]``, with exactly the budgeted number of ones, or within the time.
 
     Raises:
-        GateError: if the minimum does not fit into the budget, or into any layer.
+        GateError: If the minimum does not fit into the budget, or into any layer.
 
     >>> layer = torch.tensor([0, 0, 1, 1])
     >>> scores = torch.tensor([0.3, 0.9, 0.1, 0.2])
     >>> budget_mask(scores, Budget(2, {}), kind_index=torch.zeros(4), layer_index=layer, minimum_per_layer=1)
     tensor([0., 1., 0., 1.])
     """
-    if minimum_per_layer > 0:
-        layers, sizes = layer_index.unique(return_counts=True)
-        if minimum_per_layer > (most := int(sizes.max())):
-            raise GateError(
-                f"a minimum of {minimum_per_layer} heads in each layer is more than any layer has; give at most {most}"
-            )
-        scores = scores.double().clone()
-        reserved = torch.zeros_like(scores, dtype=torch.bool)
-        for layer in layers:
-            members = (layer_index == layer).nonzero().flatten()
-            reserved[members[torch.sort(scores[members], descending=True, stable=True).indices[:minimum_per_layer]]] = True
-        scores[reserved] = torch.inf
-        mask = top_k_mask(scores, budget, kind_index)
-        if budget.time is not None and bool((mask[reserved] == 0).any()):
-            needed = budget.time.table.time_of(counts_by_site(reserved, budget.time))
-            raise GateError(
-                f"a minimum of {minimum_per_layer} heads in each layer takes {needed:.4g} ms, more than the budget of "
-                f"{budget.time.milliseconds:.4g} ms; lower the minimum or raise the budget"
-            )
-        if bool((mask[reserved] == 0).any()):
-            needs = [("", int(reserved.sum()), budget.total)]
-            needs += [
-                (f"{kind} ", int(reserved[kind_index == KINDS.index(kind)].sum()), kept)
-                for kind, kept in budget.per_kind.items()
-            ]
-            kind, needed, kept = next(need for need in needs if need[1] > need[2])
-            raise GateError(
-                f"a minimum of {minimum_per_layer} heads in each layer needs {needed} {kind}heads, "
-                f"more than the {kind}budget of {kept}; lower the minimum or raise the budget"
-            )
-        return mask
-    return top_k_mask(scores, budget, kind_index)
+    if minimum_per_layer <= 0:
+        return top_k_mask(scores, budget, kind_index)
+    layers, sizes = layer_index.unique(return_counts=True)
+    if minimum_per_layer > (most := int(sizes.max())):
+        raise GateError(f"a minimum of {minimum_per_layer} heads in each layer is more than any layer has; give at most {most}")
+    scores = scores.double().clone()
+    reserved = torch.zeros_like(scores, dtype=torch.bool)
+    for layer in layers:
+        members = (layer_index == layer).nonzero().flatten()
+        reserved[members[torch.sort(scores[members], descending=True, stable=True).indices[:minimum_per_layer]]] = True
+    scores[reserved] = torch.inf
+    mask = top_k_mask(scores, budget, kind_index)
+    if bool((mask[reserved] == 0).any()):
+        raise GateError(
+            f"a minimum of {minimum_per_layer} heads in each layer {_excess(reserved, budget, kind_index)}; lower the minimum "
+            "or raise the budget"
+        )
+    return mask
+
+
+def _excess(reserved: Tensor, budget: Budget, kind_index: Tensor) -> str:
+    """Say how the reserved heads, bool ``[heads]``, exceed a budget."""
+    if budget.time is not None:
+        needed = budget.time.table.time_of(counts_by_site(reserved, budget.time))
+        return f"takes {needed:.4g} ms, more than the budget of {budget.time.milliseconds:.4g} ms"
+    needs = [("", int(reserved.sum()), budget.total)]
+    needs += [
+        (f"{kind} ", int(reserved[kind_index == KINDS.index(kind)].sum()), kept) for kind, kept in budget.per_kind.items()
+    ]
+    kind, count, kept = next(need for need in needs if need[1] > need[2])
+    return f"needs {count} {kind}heads, more than the {kind}budget of {kept}"
 
 
 def _count(value: object, heads: int, name: str) -> int:

@@ -1,8 +1,8 @@
 """Tell which call of a model an attention module runs for, so that a draw of the gates belongs to one call.
 
 Under activation checkpointing a layer runs a second time during the backward pass, when the model may have been called again.
-PyTorch numbers the nodes of the autograd graph in the order in which they are made. So the number of the node whose gradient
-is being computed lies between the first and the last number of the call that it belongs to.
+PyTorch numbers the nodes of the autograd graph in the order in which they are made. The
+number of the node in the backward pass lies between the first and the last number of its call.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Call:
     def at(self, site: int) -> Tensor | None:
         """Return the gate of each column of a site, ``[columns]`` or ``[examples, columns]``, or None if they are one.
 
-        Reentrant checkpointing is refused: it differentiates each layer on its own, and the graph of a draw that all layers
-        share is gone after the first.
+        Reentrant checkpointing is an error. It differentiates each layer separately, and the shared graph of the draw is freed
+        after the first.
         """
         if self.values is None:
             return None
@@ -88,8 +88,8 @@ class Call:
 class Calls:
     """The running calls of each thread, and the finished calls that can still be differentiated.
 
-    A thread has a stack of the modules that it runs, each with the call it belongs to: a part that runs inside a call has the
-    call of what is around it. Compiled code has one call for all threads, since the compiler cannot trace the thread.
+    A thread has a stack of its running modules, each with its call. A part inside a call belongs to the same call. Compiled
+    code has one call for all threads, since the compiler cannot trace the thread.
 
     Args:
         sizes: The number of gates of each site.

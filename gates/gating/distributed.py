@@ -1,4 +1,4 @@
-"""Gates beside a model that several processes train together, replicated or sharded (FSDP2): the same in all of them."""
+"""Keep gates equal in all processes that train one model, replicated or sharded (FSDP2)."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ from gates.gating.head_gates import HeadGates
 
 
 def replicate_(gates: HeadGates, *, seed: int, group: ProcessGroup | None = None) -> None:
-    """Keep the gates the same in all processes: each has them whole, however the model is sharded.
+    """Keep the gates equal in all processes. Each has all gates, even if the model is sharded.
 
-    From now on every backward pass leaves the mean of all processes' gradients on
-    ``log_alpha``, so that with a loss that is a mean over equally many examples in each, training is that of one process with
-    all of them. The noise of the gates is set: one draw per batch is the same in all processes, draws per example are each
-    process's own. Every process must call it, and take the same steps.
+    Afterwards, every backward pass averages the gradients of ``log_alpha`` over processes. Training equals that of one process
+    with all examples if each process has equally many and the loss is a mean. The noise is set too: draws per batch are equal
+    in all processes, and draws per example differ. Every process must call this function and take the same steps.
 
     Args:
-        gates: of a model that ``torch.distributed.fsdp.fully_shard`` has been applied to, or whose gradients are averaged in
-            another way; not of one that ``DistributedDataParallel`` wraps together with its gates.
-        seed: of the noise.
-        group: the processes; all by default.
+        gates: The gates of a model to which ``torch.distributed.fsdp.fully_shard`` was applied, or whose gradients are averaged
+            in another way. ``DistributedDataParallel`` must not wrap the gates.
+        seed: The seed of the noise.
+        group: The processes; all by default.
 
     Raises:
-        GateError: if there are no processes to share with, the gates are sharded, or they differ between processes.
+        GateError: If there is one process, the gates are sharded, or they differ between processes.
 
-    One process of a job, which mostly has more, with a model that they share:
+    A job with one process:
 
     >>> from torch.distributed.fsdp import fully_shard
     >>> from transformers import BertConfig, BertForSequenceClassification
@@ -50,12 +49,12 @@ def replicate_(gates: HeadGates, *, seed: int, group: ProcessGroup | None = None
     >>> distributed.destroy_process_group()
     """
     if not (distributed.is_available() and distributed.is_initialized()):
-        raise GateError("there is one process, so gates have nobody to be the same with; init_process_group() comes first")
+        raise GateError("there is one process, so there is nothing to replicate; call init_process_group() first")
     log_alpha = gates.log_alpha
     if type(log_alpha.data) is not Tensor:
         raise GateError(
             f"log_alpha of these gates is a {type(log_alpha.data).__name__}, so the gates are sharded too; apply fully_shard "
-            "to the model and its layers, not to what holds model and gates"
+            "to the model and its layers, not to the gated model"
         )
     world, rank = distributed.get_world_size(group), distributed.get_rank(group)
     own, starts = (seed, log_alpha.tolist(), gates.mask.tolist()), [None] * world
@@ -72,28 +71,26 @@ def replicate_(gates: HeadGates, *, seed: int, group: ProcessGroup | None = None
 
 
 def seed_noise_(gates: HeadGates, *, seed: int, rank: int) -> None:
-    """Set the noise of gates: one draw per batch is the same in all processes, draws per example are each process's own."""
+    """Set the noise of gates: draws per batch are equal in all processes, and draws per example differ."""
     noise = seed if gates.draw_per == "batch" else seed * 4096 + 1 + rank
     gates.generator = torch.Generator(gates.log_alpha.device).manual_seed(noise)
 
 
-# Gates in Hugging Face's Trainer in several processes, above all with FSDP2: accelerate shards the model, and every process
-# has the gates whole.
-
-BASE = "base_model."
-"""What the names of a gated model's own weights begin with."""
+# Gates in Hugging Face's Trainer with several processes, mainly with FSDP2: accelerate shards the model but not the gates.
 
 
 class SeededNoise(TrainerCallback):
-    """Gives a step's noise by seed, step and, for draws per example, process: examples of two processes have noise of their
-    own, and a resumed run draws what an unbroken one would have drawn."""
+    """Seed the noise of each step from the seed, the step and, for draws per example, the process.
+
+    So examples of two processes have different noise, and a resumed run draws the same noise as an uninterrupted one.
+    """
 
     def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         seed_noise_(model.gates, seed=args.seed * 1_000_003 + state.global_step, rank=args.process_index)
 
 
 class ReplicatedGates(SeededNoise):
-    """Keeps the gates of a sharded model the same in all processes: averages their gradients too."""
+    """Keep the gates of a sharded model equal in all processes by averaging their gradients."""
 
     def __init__(self) -> None:
         self.begun: HeadGates | None = None
@@ -105,11 +102,11 @@ class ReplicatedGates(SeededNoise):
 
 
 def leave_gates_whole_(plugin: Any, gates: HeadGates) -> None:
-    """Tell accelerate's ``FullyShardedDataParallelPlugin`` to shard all of a gated model but its gates."""
+    """Configure accelerate's ``FullyShardedDataParallelPlugin`` to shard a gated model without its gates."""
     if gates.draw_per != "batch":
         raise GateError(
-            f"the gates are drawn per {gates.draw_per}, for which a model may have to run again in the midst of a run, "
-            "and a sharded one cannot; use GateConfig(draw_per='batch')"
+            f"the gates are drawn per {gates.draw_per}, but a sharded model cannot run again to find its examples; use "
+            "GateConfig(draw_per='batch')"
         )
     offloads, ignored = isinstance(plugin.cpu_offload, CPUOffloadPolicy), plugin.ignored_modules
     if isinstance(ignored, list) and all(isinstance(module, HeadGates) for module in ignored):
@@ -122,12 +119,13 @@ def leave_gates_whole_(plugin: Any, gates: HeadGates) -> None:
     ):
         if found != expected:
             raise GateError(
-                f"FSDP's {name} is {found!r}, and gates go with {expected!r} alone; set it so in fsdp_config, or in the file "
-                "that accelerate launch reads"
+                f"FSDP's {name} is {found!r}, but gates need {expected!r}; set it in fsdp_config, or in the file that "
+                "accelerate launch reads"
             )
     plugin.ignored_modules = [gates]
 
 
 def base_weights(weights: dict[str, Any]) -> dict[str, Any]:
-    """The base model's part of a gated model's weights, by the names that it has there."""
-    return {name.removeprefix(BASE): weight for name, weight in weights.items() if name.startswith(BASE)}
+    """Return the base model's weights among those of a gated model, by their names in the base model."""
+    prefix = "base_model."
+    return {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}

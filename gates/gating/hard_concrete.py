@@ -16,8 +16,6 @@ from torch.nn.functional import hardtanh
 
 from gates.errors import GateError
 
-# What the families of learned gates share: one trainable number per gate, and how far the pruning has come.
-
 LOG_ALPHA_LIMIT = math.log(100)
 """``|log_alpha|`` is kept below this, so that no gate is lost to a vanishing gradient."""
 
@@ -26,36 +24,34 @@ NOISE_MARGIN = 1e-6
 
 
 def uniform_noise(like: Tensor, *, draws: int | None = None, generator: torch.Generator | None = None) -> Tensor:
-    """Uniform noise inside (0, 1), float32.
+    """Draw uniform noise inside (0, 1), float32, ``[gates]`` or ``[draws, gates]``.
 
     Args:
-        like: tensor ``[gates]`` on the device that the noise is drawn on.
-        draws: independent draws; None for one without a dimension of its own.
-        generator: source of the noise, on that device; the global one by default.
-
-    Returns:
-        ``[gates]`` or ``[draws, gates]``.
+        like: A tensor ``[gates]`` on the device of the noise.
+        draws: The number of independent draws; None for one draw ``[gates]``.
+        generator: The generator, on the same device; the global one by default.
     """
     shape = like.shape if draws is None else (draws, *like.shape)
     return torch.empty(shape, device=like.device).uniform_(NOISE_MARGIN, 1 - NOISE_MARGIN, generator=generator)
 
 
 def annealed(start: float, end: float, progress: float) -> float:
-    """A temperature on its log-linear way: ``start ** (1 - progress) * end ** progress``, progress from 0 to 1."""
+    """Interpolate a temperature log-linearly, ``start ** (1 - progress) * end ** progress``, with progress from 0 to 1."""
     return float(start ** (1 - progress) * end**progress)
 
 
 class LearnedGates(nn.Module, ABC):
-    """A vector of gates with one trainable ``log_alpha`` each: what every family is.
+    """The base class of all families: a vector of gates with one trainable ``log_alpha`` each.
 
-    All families rank heads by ``log_alpha``, higher kept first, and have no other state, so that a checkpoint of one loads
-    into another. A call gives float32 gates in [0, 1], also under autocast and for half-precision models.
+    All families rank heads by ``log_alpha`` and have no other state, so a checkpoint of one family loads into another. A call
+    returns float32 gates in [0, 1], also under autocast and for half-precision models.
 
     Args:
-        initial_log_alpha: value at which all of them start.
+        initial_log_alpha: The initial value of all gates.
 
-    ``progress`` says how far the pruning has come, 0 to 1, for families that change on the way; whoever trains sets it. A
-    module that nobody leads is at the end of its way.
+    Attributes:
+        progress: The finished share of the pruning, from 0 to 1, for families that change during training. The training loop
+            sets it; the default is 1.
     """
 
     def __init__(self, gates: int, initial_log_alpha: float) -> None:
@@ -66,25 +62,25 @@ class LearnedGates(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, generator: torch.Generator | None = None, *, draws: int | None = None) -> Tensor:
-        """Gates to train with (``[gates]``, or ``[draws, gates]``) in training mode, deterministic ones ``[gates]`` otherwise.
+        """Return gates ``[gates]`` or ``[draws, gates]`` in training mode, else deterministic gates ``[gates]``.
 
         Args:
-            generator: source of the noise; the global one by default.
-            draws: number of examples, for each of which gates are drawn where a family is random; None for one draw for all.
+            generator: The generator of the noise; the global one by default.
+            draws: The number of examples with their own draw; None for one draw for all.
         """
 
     @abstractmethod
     def open_probability(self) -> Tensor:
-        """How open every gate is in expectation, ``[gates]``: what a price is paid for."""
+        """Return the expected openness of every gate, ``[gates]``, to which a price applies."""
 
     @torch.no_grad()
     def reset_(self) -> None:
-        """Bring all gates back to where they start."""
+        """Reset all gates to their initial value."""
         self.log_alpha.fill_(self.initial_log_alpha)
 
     @torch.no_grad()
     def clamp_(self) -> None:
-        """Bring ``log_alpha`` back into its limits; call it after every optimiser step."""
+        """Clamp ``log_alpha`` to its limits; call it after every optimiser step."""
         self.log_alpha.clamp_(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
 
 
@@ -93,9 +89,9 @@ class Stretch:
     """The temperature and the interval (low, high) that a binary Concrete variable is stretched to.
 
     Args:
-        temperature: beta; Voita et al. 2019 use 0.33, Louizos et al. 2018 two thirds.
-        low: lower end, below 0.
-        high: upper end, above 1.
+        temperature: The temperature beta. Voita et al. 2019 use 0.33, Louizos et al. 2018 two thirds.
+        low: The lower end, below 0.
+        high: The upper end, above 1.
 
     >>> closed, opened = evaluation_gates(torch.tensor([-2.4, 2.4]), Stretch(temperature=0.33, low=-0.1, high=1.1)).tolist()
     >>> closed, opened
@@ -126,8 +122,9 @@ def sample_gates(
     """Draw gates: reparametrised, so gradients reach ``log_alpha``.
 
     Args:
-        log_alpha: parameters of the gates, ``[gates]``.
-        draws: independent draws of all gates; None for one without a dimension of its own.
+        log_alpha: The parameters of the gates, ``[gates]``.
+        stretch: The temperature and the stretch interval.
+        draws: The number of independent draws; None for one draw ``[gates]``.
         generator: source of the noise, on ``log_alpha``'s device; the global one by default.
 
     Returns:
@@ -140,16 +137,15 @@ def sample_gates(
 
 
 def evaluation_gates(log_alpha: Tensor, stretch: Stretch = DEFAULT_STRETCH) -> Tensor:
-    """The deterministic gate used in evaluation (Louizos et al. 2018, equation 13), float32.
+    """Return the deterministic gates for evaluation (Louizos et al. 2018, equation 13), float32.
 
-    With the default stretch it is exactly 0 if and only if ``log_alpha <= -log 11`` and exactly 1 if and only
-    if ``log_alpha >= log 11``.
+    With the default stretch, a gate is exactly 0 if ``log_alpha <= -log 11``, and exactly 1 if ``log_alpha >= log 11``.
     """
     return _stretch_and_clip(torch.sigmoid(log_alpha.float()), stretch)
 
 
 def open_probability(log_alpha: Tensor, stretch: Stretch = DEFAULT_STRETCH) -> Tensor:
-    """P(z > 0) in closed form; summed over heads it is the expected L0 norm (equation 12)."""
+    """Return P(z > 0) in closed form; the sum over heads is the expected L0 norm (equation 12)."""
     return torch.sigmoid(log_alpha.float() - stretch.temperature * math.log(-stretch.low / stretch.high))
 
 
@@ -161,18 +157,16 @@ class HardConcrete(LearnedGates):
     """A vector of Hard-Concrete gates with one trainable ``log_alpha`` each.
 
     Args:
-        gates: number of gates.
-        stretch: temperature and stretch interval; the temperature at the start, if it is annealed.
-        initial_log_alpha: start of every gate. The default, 2.5, is *near-open*: every evaluation gate is exactly 1, so
-            attaching gates does not change a trained model.
-        straight_through: whether every gate above 0 is rounded up to 1 in the forward pass, with the gradient of the soft
-            gate, so that training sees only the hard values 0 and 1.
-        anneal: temperature at ``progress`` 1, reached log-linearly; the lower, the more often training gates are 0 or 1.
-            None for a temperature that stays as it is.
-        straight_through_from: ``progress`` from which on gates are rounded as by ``straight_through``; 1 for never.
+        stretch: The temperature, or its initial value if it is annealed, and the stretch interval.
+        initial_log_alpha: The initial value of every gate. The default, 2.5, is *near-open*: every evaluation gate is exactly
+            1, so attaching gates does not change a trained model.
+        straight_through: Whether every gate above 0 is rounded up to 1 in the forward pass, with the gradient of the soft
+            gate.
+        anneal: The temperature at ``progress`` 1, reached log-linearly; None for a constant temperature. Under a low
+            temperature, training gates are mostly 0 or 1.
+        straight_through_from: The ``progress`` from which gates are rounded as by ``straight_through``; 1 for never.
 
-    In ``train()`` mode a call draws fresh gates, in ``eval()`` mode it returns the evaluation gates. All
-    arithmetic is float32, also under autocast and for half-precision models.
+    In ``train()`` mode a call draws gates, in ``eval()`` mode it returns the evaluation gates.
 
     >>> gates = HardConcrete(4)
     >>> gates.eval()()
@@ -205,7 +199,7 @@ class HardConcrete(LearnedGates):
 
     @property
     def stretch(self) -> Stretch:
-        """Temperature and stretch interval at the present progress."""
+        """Return the temperature and the stretch interval at the present progress."""
         if self.anneal is None:
             return self.first_stretch
         temperature = annealed(self.first_stretch.temperature, self.anneal, self.progress)
@@ -213,11 +207,11 @@ class HardConcrete(LearnedGates):
 
     @property
     def rounds(self) -> bool:
-        """Whether gates are rounded at the present progress."""
+        """Return whether gates are rounded at the present progress."""
         return self.straight_through or self.progress >= self.straight_through_from < 1
 
     def forward(self, generator: torch.Generator | None = None, *, draws: int | None = None) -> Tensor:
-        """Gates ``[gates]``: a draw (or ``[draws, gates]``) in training mode, the evaluation gates otherwise."""
+        """Return drawn gates, ``[gates]`` or ``[draws, gates]``, in training mode, else the evaluation gates ``[gates]``."""
         with torch.autocast(self.log_alpha.device.type, enabled=False):
             if self.training:
                 gates = sample_gates(self.log_alpha, self.stretch, draws=draws, generator=generator)
@@ -228,7 +222,7 @@ class HardConcrete(LearnedGates):
         return gates
 
     def open_probability(self) -> Tensor:
-        """P(z > 0) of every gate, ``[gates]``."""
+        """Return P(z > 0) of every gate, ``[gates]``."""
         return open_probability(self.log_alpha, self.stretch)
 
     def extra_repr(self) -> str:

@@ -1,8 +1,8 @@
-"""One gate on every attention head: the hook through which everything in this library acts.
+"""One gate on every attention head.
 
-A forward-pre-hook on each site's *output projection* sees the concatenated heads ``[..., heads * head_dim]``, as a rule
-``[batch, query, heads * head_dim]``, and multiplies each head by its gate. That is the masked output of the papers exactly,
-and independent of the attention implementation (eager, SDPA, flash, flex).
+A forward pre-hook on each site's *output projection* receives the concatenated heads ``[..., heads * head_dim]``, usually
+``[batch, query, heads * head_dim]``, and multiplies each head by its gate. This is exactly the masked output of the papers,
+for every attention implementation (eager, SDPA, flash, flex).
 """
 
 from __future__ import annotations
@@ -38,41 +38,35 @@ class HeadGates(nn.Module):
     """Gates for all heads of a model, in one flat vector ``[gates]`` in site order.
 
     Args:
-        model: any Transformer that :func:`gates.attention.sites.find_attention` covers. It is not modified until
+        model: A Transformer that :func:`gates.attention.sites.find_attention` covers. It is not modified until
             :meth:`attach`, and never registered as a submodule.
-        unit: what a gate scales. ``head``: one query head; ``group``: a key/value head with all its query heads, so that
-            closing it also takes its keys and values out of the cache. The same thing without grouped-query attention.
-        stretch, initial_log_alpha, straight_through, anneal, straight_through_from: see
-            :class:`gates.gating.hard_concrete.HardConcrete`; without effect on other families.
-        family: how gates are learned: ``hard-concrete``, ``relaxed-top-k`` (:class:`gates.gating.families.RelaxedTopK`),
-            ``straight-through-top-k`` (:class:`gates.gating.families.StraightThroughTopK`) or ``clamped-linear``
-            (:class:`gates.gating.families.ClampedLinear`).
-        budget: for the two top-k families, how many gates they keep: a count (18), a fraction (0.25) or one of these per
+        unit: The unit of a gate: ``head`` for one query head, or ``group`` for a key/value head with all its query heads. A
+            closed group also removes its keys and values from the cache.
+        stretch, initial_log_alpha, straight_through, anneal, straight_through_from: The arguments of
+            :class:`gates.gating.hard_concrete.HardConcrete`. They have no effect on other families.
+        draw_per: ``batch`` for one draw per call, shared by the batch, as in the papers. ``example`` for one draw per example,
+            which removes most of the noise from the gates' gradients. All positions share a draw. Where shapes do not show
+            which rows belong to an example, the first call runs the model several times (:mod:`gates.attention.examples`).
+        family: The family of learned gates: ``hard-concrete``, ``relaxed-top-k``, ``straight-through-top-k`` or
+            ``clamped-linear``; see :mod:`gates.gating.families`.
+        budget: The number of gates that the two top-k families keep: a count (18), a fraction (0.25) or one of these per
             kind ({"encoder": 10}); None for all. Other families have none.
-        kinds: kinds of attention whose gates are learned, such as ``["encoder"]``; None for all. Gates of other kinds are one
-            in mode ``"stochastic"``, and take fixed masks and values like the rest.
-        only: path of a submodule whose heads alone get gates, such as ``language_model``.
-        sites: attention modules that :func:`gates.attention.probing.probe_attention` found.
-        draw_per: ``batch``: one draw per head per call, shared over the batch, as in the papers; ``example``: every
-            example has its own draw, which costs nothing and takes most of the noise out of the gates' gradients (an image
-            put into a text counts as an example). Either way all positions share it. Where shapes do not tell which rows
-            are an example's, the model runs a few times more in its first such call (:mod:`gates.attention.examples`).
+        kinds: The kinds of attention with learned gates, such as ``["encoder"]``; None for all. Gates of other kinds are 1 in
+            mode ``"stochastic"``, and accept fixed masks and values.
+        only: The path of a submodule whose heads alone get gates, such as ``language_model``.
+        sites: The attention modules from :func:`gates.attention.probing.probe_attention`; None to find them.
 
-    ``mode`` says which values the gates take:
+    Attributes:
+        mode: The source of the gate values. ``"open"``: all gates are 1. ``"masked"``: the fixed 0/1 buffer ``mask``
+            ``[gates]``. ``"stochastic"``: learned gates, drawn in every call in training mode, and evaluation gates in
+            evaluation mode. :meth:`use` overrides the mode temporarily.
+        generator: The generator of the draws; None for the global one.
 
-    * ``"open"``: all ones (the hook does nothing);
-    * ``"stochastic"``: as learned: drawn anew for every call of ``model`` in training mode (where the family is random),
-      and the evaluation gates in evaluation mode;
-    * ``"masked"``: the fixed 0/1 buffer ``mask`` ``[gates]``.
-
-    :meth:`use` overrides all three for a while. ``generator``, None by default, is where draws take their noise from.
-
-    Gates are float32 always: casting the module moves them and leaves their dtype.
+    Gates are always float32. Casting the module moves them and keeps their dtype.
 
     Raises:
-        GateError: if the model's attention is unknown or covered only in part, for a budget that it cannot have, and, when an
-            attached model is called, for the head masks of Transformers 4, which Transformers 5 would ignore, for attention
-            that goes round its output projection, and for gates per example where it is not certain which rows are whose.
+        GateError: If the attention of the model is unknown or covered only in part, or the budget does not fit. A call of the
+            attached model raises it for the head masks of Transformers 4, and for attention that bypasses the gates.
 
     >>> from transformers import BertConfig, BertModel
     >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4))
@@ -142,7 +136,7 @@ class HeadGates(nn.Module):
 
     @property
     def model(self) -> nn.Module:
-        """The model whose heads these gates scale; no submodule of theirs."""
+        """Return the model of these gates, which is not their submodule."""
         return self._hooks.model
 
     @property
@@ -150,17 +144,17 @@ class HeadGates(nn.Module):
         return self._hooks.is_attached
 
     def attach(self) -> Self:
-        """Put the hooks on. Attaching twice is an error, since every head would be gated twice."""
+        """Add the hooks to the model. Attaching twice is an error, because every head would be gated twice."""
         self._hooks.attach(self, self._before_call, self._after_call, self._gated)
         return self
 
     def detach(self) -> None:
-        """Take the hooks off; the model is again as it was before :meth:`attach`."""
+        """Remove the hooks. The model is as before :meth:`attach`."""
         self._hooks.detach()
 
     @contextmanager
     def attached(self) -> Iterator[Self]:
-        """Gates for the length of a ``with`` block; gates that are attached already stay attached."""
+        """Attach the gates for a ``with`` block; gates that are attached already stay attached."""
         was_attached = self.is_attached
         if not was_attached:
             self.attach()
@@ -174,21 +168,21 @@ class HeadGates(nn.Module):
 
     @property
     def size(self) -> int:
-        """Gates in the whole model."""
+        """Return the number of gates in the whole model."""
         return sum(self.sizes)
 
     @property
     def heads(self) -> int:
-        """Heads in the whole model; as many as gates, if the unit is the head."""
+        """Return the number of heads in the whole model."""
         return sum(site.heads for site in self.sites)
 
     @property
     def log_alpha(self) -> nn.Parameter:
-        """The trainable scalars, ``[gates]``."""
+        """Return the trainable parameters, ``[gates]``."""
         return self.learned.log_alpha
 
     def values(self) -> Tensor:
-        """The deterministic value of every gate in the present mode, ``[gates]``, detached."""
+        """Return the deterministic value of every gate in the present mode, ``[gates]``, detached."""
         if self.mode == "open":
             return torch.ones_like(self.mask)
         if self.mode == "masked":
@@ -197,40 +191,32 @@ class HeadGates(nn.Module):
             return self._one_elsewhere(self.learned()).detach()
 
     def open(self) -> Tensor:
-        """Which gates are above 0 by :meth:`values`: 0/1, ``[gates]``."""
+        """Return which gates are above 0 by :meth:`values`: 0/1, ``[gates]``."""
         return (self.values() > 0).float()
 
     def open_probability(self) -> Tensor:
-        """P(z > 0) of every gate as learned, ``[gates]``, with a gradient; one for kinds that are not."""
+        """Return P(z > 0) of every gate, ``[gates]``, with a gradient; 1 for kinds that are not learned."""
         return self._one_elsewhere(self.learned.open_probability())
 
     def _one_elsewhere(self, values: Tensor) -> Tensor:
-        """Values ``[..., gates]`` with ones for gates that are not learned."""
+        """Replace values ``[..., gates]`` of gates that are not learned by 1."""
         return values if self.is_learned is None else torch.where(self.is_learned, values, 1.0)
 
     def to_heads(self, values: Tensor) -> Tensor:
-        """Values per gate as values per head: each gate's for all heads it scales.
+        """Expand values per gate to values per head.
 
         Args:
-            values: values of the gates, ``[..., gates]``, a mask for example.
+            values: The values of the gates, ``[..., gates]``, such as a mask.
 
         Returns:
-            ``[..., heads]`` in site order, as :func:`gates.surgery.remove.remove_heads_` and
-            :func:`gates.surgery.masks.save_mask` take it.
+            The values ``[..., heads]`` in site order, as :func:`gates.surgery.remove.remove_heads_` takes them.
         """
         if values.shape[-1] != self.size:
             raise GateError(f"values have shape {list(values.shape)}; expected one for each of {self.size} {self.unit}s")
         return values[..., self._gate_of_head(values.device)]
 
     def to_gates(self, scores: Tensor) -> Tensor:
-        """Scores per head (attention entropy, for example) as scores per gate: the mean over the heads it scales.
-
-        Args:
-            scores: floating-point scores of the heads, ``[..., heads]``.
-
-        Returns:
-            ``[..., gates]`` in site order.
-        """
+        """Average scores per head, floating-point ``[..., heads]``, over the heads of each gate, ``[..., gates]``."""
         if scores.shape[-1] != self.heads:
             raise GateError(f"scores have shape {list(scores.shape)}; expected one for each of {self.heads} heads")
         index = self._gate_of_head(scores.device)
@@ -238,16 +224,16 @@ class HeadGates(nn.Module):
         return sums / index.bincount(minlength=self.size)
 
     def _gate_of_head(self, device: torch.device) -> Tensor:
-        """The gate that scales each head, ``[heads]``; the query heads of a group stand next to each other."""
+        """Return the index of each head's gate, ``[heads]``. The query heads of a group are adjacent."""
         per_gate = [site.heads // size for site, size in zip(self.sites, self.sizes, strict=True) for _ in range(size)]
         return torch.arange(self.size).repeat_interleave(torch.tensor(per_gate)).to(device)
 
     def open_heads(self, mask: Tensor | None = None) -> int:
-        """Heads that a mask ``[gates]`` keeps; by default the one in force in mode ``"masked"``."""
+        """Return the number of heads that a mask ``[gates]`` keeps; by default the buffer ``mask``."""
         return int(self.to_heads(self.mask if mask is None else mask).sum())
 
     def kind_sizes(self) -> dict[str, int]:
-        """Gates of each kind that the model has, such as ``{"encoder": 72}``: what a budget is parsed against."""
+        """Return the number of gates of each kind in the model, such as ``{"encoder": 72}``."""
         kinds = [site.kind for site in self.sites]
         return {
             kind: sum(size for own, size in zip(kinds, self.sizes, strict=True) if own == kind)
@@ -256,12 +242,12 @@ class HeadGates(nn.Module):
         }
 
     def kind_index(self) -> Tensor:
-        """The position of each gate's kind in :data:`gates.attention.sites.KINDS`, ``[gates]``."""
+        """Return the position of each gate's kind in :data:`gates.attention.sites.KINDS`, ``[gates]``."""
         kinds = torch.tensor([KINDS.index(site.kind) for site in self.sites])
         return kinds.repeat_interleave(torch.tensor(self.sizes)).to(self.mask.device)
 
     def layer_index(self) -> Tensor:
-        """The index of each gate's site, ``[gates]``: gates of one site share a number."""
+        """Return the index of each gate's site, ``[gates]``."""
         return torch.arange(len(self.sizes)).repeat_interleave(torch.tensor(self.sizes)).to(self.mask.device)
 
     def mask_of(self, scores: Tensor, budget: Budget, *, minimum_per_layer: int = 0) -> Tensor:
@@ -279,10 +265,10 @@ class HeadGates(nn.Module):
 
     @contextmanager
     def use(self, values: Tensor) -> Iterator[None]:
-        """Gate values in force for the length of a ``with`` block, gradients included.
+        """Use other gate values for a ``with`` block, with their gradients.
 
         Args:
-            values: values of the gates, ``[gates]``, or ``[batch, gates]`` for a copy per example.
+            values: The values of the gates, ``[gates]``, or ``[batch, gates]`` for values per example.
         """
         if values.dim() not in (1, 2) or values.shape[-1] != self.size:
             raise GateError(f"gate values have shape {list(values.shape)}; expected [{self.size}] or [batch, {self.size}]")
@@ -295,9 +281,9 @@ class HeadGates(nn.Module):
 
     @contextmanager
     def probe(self) -> Iterator[Leaves]:
-        """Gates of one for every row and position, so that a loss can be differentiated with respect to them.
+        """Multiply heads by additional gates of 1 per row and position, with respect to which a loss can be differentiated.
 
-        Calls of the model inside the block fill what it yields. They multiply whatever values the present mode gives.
+        Calls of the model inside the block fill the yielded dictionary.
         """
         before = self._leaves
         self._leaves = Leaves([site.name for site in self.sites])
@@ -307,7 +293,7 @@ class HeadGates(nn.Module):
             self._leaves = before
 
     def unreached(self) -> list[str]:
-        """Sites whose attention has not run since :meth:`attach` (outside compiled code), such as unused cross-attention."""
+        """Return the names of sites whose attention has not run since :meth:`attach`, such as unused cross-attention."""
         return self._hooks.unreached()
 
     # -- while the model runs ----------------------------------------------------------------------------------
@@ -372,7 +358,7 @@ class HeadGates(nn.Module):
         return {site.name: size for site, size in zip(self.sites, self.sizes, strict=True)}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """What ``to``, ``half`` and their like do, but for the dtype: in half precision small steps would be lost."""
+        """Move the module without a change of dtype, because half precision would lose small steps."""
 
         def without_cast(tensor: Tensor) -> Tensor:
             applied = fn(tensor)
@@ -386,7 +372,7 @@ class HeadGates(nn.Module):
 
 
 def _check_draw(gates: HeadGates) -> None:
-    """Raise an error for a draw that nothing could be learned from."""
+    """Raise an error for a draw from which gates cannot learn."""
     if not gates.log_alpha.requires_grad:
         raise GateError(
             "log_alpha requires no gradient, so the gates would never learn; set log_alpha.requires_grad = True (after "
@@ -394,8 +380,8 @@ def _check_draw(gates: HeadGates) -> None:
         )
     if gates.generator is not None and is_backward():
         raise GateError(
-            "the gated model is recomputed in a backward pass, and its draw is not known any more; checkpoint its layers, "
-            "as model.gradient_checkpointing_enable({'use_reentrant': False}) does, not a function around the model"
+            "the gated model is recomputed in a backward pass, and its draw cannot be repeated; checkpoint its layers, as "
+            "model.gradient_checkpointing_enable({'use_reentrant': False}) does, not a function around the model"
         )
 
 
@@ -409,7 +395,7 @@ def _refuse_head_masks(inputs: Mapping[str, Any], gates: HeadGates) -> None:
 
 
 def read_extra_state(state: Tensor | Mapping[str, Any]) -> dict[str, Any]:
-    """Return what :meth:`HeadGates.get_extra_state` wrote, as a dictionary; a dictionary is returned as it is."""
+    """Return the state of :meth:`HeadGates.get_extra_state`, in bytes or as a dictionary, as a dictionary."""
     saved = dict(json.loads(bytes(state.tolist()))) if isinstance(state, Tensor) else dict(state)
     return {**saved, "mode": str(saved["mode"]).strip()}
 
@@ -444,10 +430,11 @@ def _check_saved(state: Mapping[str, Any], unit: Unit, sites: dict[str, int]) ->
         )
     if state["sites"] != sites:
         raise GateError(
-            f"the checkpoint holds gates for {_summary(state['sites'])}, but this model has {_summary(sites)}; "
+            f"the checkpoint holds gates for {summary(state['sites'])}, but this model has {summary(sites)}; "
             "use the model it was trained with"
         )
 
 
-def _summary(sites: dict[str, int]) -> str:
+def summary(sites: Mapping[str, int]) -> str:
+    """Describe sites with their numbers of gates in an error message."""
     return f"{len(sites)} sites with {sum(sites.values())} gates (first {next(iter(sites), None)!r})"

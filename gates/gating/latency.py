@@ -1,7 +1,7 @@
-"""Milliseconds of a model by the number of open gates at each site, as they were measured; PyTorch is not needed.
+"""Measured latency of a model by the number of open gates at each site, without PyTorch.
 
-As ZipLM (Kurtic, Frantar and Alistarh 2023) has it: the latency of attention with 0, 1, ... heads left is measured once on the
-device that the model is for, and the latency of any mask is then a sum.
+As in ZipLM (Kurtic, Frantar and Alistarh 2023), the latency of attention with 0, 1, ... heads is measured once on the target
+device. The latency of any mask is then a sum.
 """
 
 from __future__ import annotations
@@ -25,28 +25,27 @@ EXPECTED = "a time such as 12ms or, as a share of the dense model's, 0.7x"
 
 @dataclass(frozen=True)
 class SiteTimes:
-    """The milliseconds of one site with 0, 1, ... gates open, ``[gates + 1]``, not falling; its label is one such as
-    ``encoder.0``."""
+    """The milliseconds of one site with 0, 1, ... open gates, ``[gates + 1]``, not falling; the label is like ``encoder.0``."""
 
     label: str
     milliseconds: Sequence[float]
 
     @property
     def gates(self) -> int:
-        """Gates of the site."""
+        """Return the number of gates of the site."""
         return len(self.milliseconds) - 1
 
 
 @dataclass(frozen=True)
 class LatencyTable:
-    """How long one forward pass takes.
+    """The duration of one forward pass.
 
     Args:
-        rest: milliseconds of everything but the gated attention.
-        sites: times of each site, in the model's order.
-        unit: what a gate closes, ``head`` or ``group``.
-        inputs: shapes of the inputs that were measured, by name.
-        hardware: that it was measured on.
+        rest: The milliseconds of everything except the gated attention.
+        sites: The times of each site, in the model's order.
+        unit: The unit of a gate, ``head`` or ``group``.
+        inputs: The shapes of the measured inputs, by name.
+        hardware: The hardware of the measurement.
 
     >>> table = LatencyTable(1.0, [SiteTimes("encoder.0", [0.0, 3.0, 4.0]), SiteTimes("encoder.1", [0.0, 1.0, 2.0])])
     >>> table.dense, table.time_of([1, 2]), table.most_within(4.0)
@@ -61,21 +60,21 @@ class LatencyTable:
 
     @property
     def dense(self) -> float:
-        """Milliseconds of the whole model."""
+        """Return the milliseconds of the whole model."""
         return self.time_of([site.gates for site in self.sites])
 
     @property
     def least(self) -> float:
-        """Milliseconds of the model without any gate."""
+        """Return the milliseconds of the model without open gates."""
         return self.time_of([0] * len(self.sites))
 
     def time_of(self, counts: Sequence[int]) -> float:
-        """Milliseconds with so many gates open at each site, ``[sites]``."""
+        """Return the milliseconds for the numbers of open gates at the sites, ``[sites]``."""
         return self.rest + math.fsum(site.milliseconds[count] for site, count in zip(self.sites, counts, strict=True))
 
     def most_within(self, limit: float) -> int:
-        """The most gates that any mask of at most so many milliseconds has, exactly."""
-        least = [self.rest]  # by the number of gates so far, the least time that any choice of them takes
+        """Return the largest number of gates of any mask within a limit in milliseconds, exactly."""
+        least = [self.rest]  # the least time of any choice, by the number of gates so far
         for site in self.sites:
             sums = [math.inf] * (len(least) + site.gates)
             for before, time in enumerate(least):
@@ -85,16 +84,16 @@ class LatencyTable:
         return max((count for count, time in enumerate(least) if time <= limit + SLACK), default=0)
 
     def check_fits(self, gates: Mapping[str, int], unit: str) -> None:
-        """Raises :class:`GateError` for the table of another model."""
+        """Raise :class:`GateError` for the table of another model."""
         own = {site.label: site.gates for site in self.sites}
         if (own, self.unit) != (dict(gates), unit):
             raise GateError(
-                f"the latency table is of {len(own)} sites with {sum(own.values())} {self.unit}s, and this model has "
-                f"{len(gates)} sites with {sum(gates.values())} {unit}s, or others by name; measure one of this model"
+                f"the latency table has {len(own)} sites with {sum(own.values())} {self.unit}s, and this model has "
+                f"{len(gates)} sites with {sum(gates.values())} {unit}s, or other names; measure one of this model"
             )
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """As JSON, a line for each site."""
+        """Write the table as JSON with one line per site."""
         content = asdict(self) | {"sites": []}
         rows = ",\n".join(f"    {json.dumps(asdict(site))}" for site in self.sites)
         text = json.dumps(content, indent=2).replace('"sites": []', f'"sites": [\n{rows}\n  ]')
@@ -103,7 +102,7 @@ class LatencyTable:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> LatencyTable:
-        """What :meth:`write` wrote."""
+        """Read a file of :meth:`write`."""
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
@@ -127,12 +126,12 @@ class LatencyTable:
 
 
 SLACK = 1e-9
-"""Milliseconds by which sums of the same times in another order may differ."""
+"""The milliseconds by which sums of equal times in another order may differ."""
 
 
 @dataclass(frozen=True)
 class TimeLimit:
-    """A budget in time: the milliseconds of a forward pass, at most, as a table predicts them."""
+    """A budget in time: the maximum milliseconds of a forward pass, predicted by a table."""
 
     milliseconds: float
     table: LatencyTable
@@ -142,7 +141,7 @@ class TimeLimit:
         """Read ``12ms`` or ``0.7x``.
 
         Raises:
-            GateError: for another text, and for a time that no mask but the dense one has, or none at all.
+            GateError: For another text, or a time that only the dense mask or no mask has.
         """
         number, measure = parse_time(text)
         limit = number * table.dense if measure == "x" else number
@@ -163,28 +162,28 @@ class TimeLimit:
 
     @classmethod
     def of_plain(cls, plain: Mapping[str, Any]) -> TimeLimit:
-        """What :func:`dataclasses.asdict` made of one."""
+        """Return the limit from a dictionary of :func:`dataclasses.asdict`."""
         table = dict(plain["table"])
         sites = [SiteTimes(**site) for site in table.pop("sites")]
         return cls(plain["milliseconds"], LatencyTable(sites=sites, **table))
 
     @property
     def most(self) -> int:
-        """The most gates that any mask within the time has."""
+        """Return the largest number of gates of any mask within the time."""
         return self.table.most_within(self.milliseconds)
 
     @property
     def terms(self) -> list[Any]:
-        """The numbers of the table, as JSON."""
+        """Return the numbers of the table, as JSON."""
         return [self.table.rest, *(list(site.milliseconds) for site in self.table.sites)]
 
     def allows(self, counts: Sequence[int]) -> bool:
-        """Whether a mask with so many gates at each site keeps to the time."""
+        """Return whether the numbers of open gates at the sites, ``[sites]``, are within the time."""
         return self.table.time_of(counts) <= self.milliseconds + SLACK
 
 
 def parse_time(text: str) -> tuple[float, Measure]:
-    """The number and the measure of ``12ms`` or ``0.7x``."""
+    """Return the number and the measure of a text such as ``12ms`` or ``0.7x``."""
     found = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*(ms|x)", text.strip(), flags=re.ASCII)
     if found is None:
         raise GateError(f"the budget is {text!r}; expected a number of heads, a fraction such as 0.25, or {EXPECTED}")
@@ -198,10 +197,13 @@ def parse_time(text: str) -> tuple[float, Measure]:
 
 
 def convex_minorant(times: Sequence[float]) -> list[tuple[int, float]]:
-    """The corners ``(gates, milliseconds)`` of the largest convex function below the times of a site with 0, 1, ... gates.
+    """Return the corners ``(gates, milliseconds)`` of the largest convex function below the times of a site.
 
-    What lies above it never pays: two other counts on two equal sites take less together. This is the relaxation of the
+    A count above this function never pays, because two other counts on two equal sites take less together. This relaxes the
     multiple-choice knapsack problem (Sinha and Zoltners 1979).
+
+    Args:
+        times: The milliseconds with 0, 1, ... open gates.
     """
     corners: list[tuple[int, float]] = []
     for point in enumerate(times):

@@ -1,4 +1,4 @@
-"""What training with gates minimises besides the task loss: a price on open gates, given or solved for a budget.
+"""The price of open gates, which training adds to the task loss: given, or solved for a budget.
 
 The penalty is always computed from the closed-form expectation, never from a sample of the gates.
 """
@@ -19,13 +19,13 @@ from gates.gating.latency import TimeLimit, convex_minorant
 
 
 def l0_penalty(open_probability: Tensor, price: Tensor | float) -> Tensor:
-    """The penalty of Voita et al. 2019: the price times the expected number of open heads.
+    """Return the penalty of Voita et al. 2019: the price times the expected number of open heads.
 
     It is the plain sum of their paper; their released code divides it by the number of sites.
 
     Args:
-        open_probability: P(z > 0), ``[heads]``.
-        price: lambda, a scalar or one per head ``[heads]``; at least 0.
+        open_probability: The probabilities P(z > 0), ``[heads]``.
+        price: The price lambda, a scalar or ``[heads]``. Must be at least 0.
 
     >>> float(l0_penalty(torch.tensor([1.0, 0.5, 0.0]), price=0.1))
     0.15000000596046448
@@ -34,7 +34,7 @@ def l0_penalty(open_probability: Tensor, price: Tensor | float) -> Tensor:
 
 
 def l0_gradient(log_alpha: Tensor, stretch: Stretch) -> Tensor:
-    """The derivative of the expected number of open heads by each ``log_alpha``: p (1 - p), with p = P(z > 0)."""
+    """Return the derivative of the expected number of open heads by each ``log_alpha``: p (1 - p), with p = P(z > 0)."""
     probability = open_probability(log_alpha, stretch)
     return torch.addcmul(probability, probability, probability, value=-1)
 
@@ -49,26 +49,26 @@ def solve_price(
     costs: Tensor | None = None,
     total: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """The smallest price of an open head under which one gradient step leaves no more open heads than asked.
+    """Return the smallest price at which one gradient step leaves at most the expected number of open heads.
 
-    The step goes from ``log_alpha`` along the gradient of the penalty of :func:`l0_penalty` with a learning rate of 1. The
-    expectation falls with the price. A first set of prices, from tiny to one that closes every head, brackets the solution. A
-    second one divides the bracket evenly, and between two of its prices the expectation is taken as a straight line. That
-    leaves less than a thousandth of a head, and nothing waits for a value on the host.
+    The step descends from ``log_alpha`` on :func:`l0_penalty` with a learning rate of 1. The expectation falls with the price.
+    A first set of prices, up to one that closes every head, brackets the solution. A second set divides the bracket evenly, and
+    between two of its prices the expectation is interpolated linearly. The error is below a thousandth of a head, and nothing
+    waits for a value on the host.
 
     Args:
-        log_alpha: parameters of the gates, ``[heads]``, within their limits.
-        expected: open heads to have in expectation, at most; brought into the range that the limits allow.
-        gradient: :func:`l0_gradient` of these gates, where it is known.
-        costs: what an open head costs at a price of 1, ``[heads]``, at least 0; 1 by default. The step is by price times cost.
-        total: function from the probabilities to be open ``[n, heads]`` to what is expected, ``[n]``, which falls with each
-            of them; their sum by default.
+        log_alpha: The parameters of the gates, ``[heads]``, within their limits.
+        expected: The maximum expected number of open heads, clamped to the range that the limits allow.
+        gradient: The :func:`l0_gradient` of these gates, if it is known.
+        costs: The cost of each open head at a price of 1, ``[heads]``, at least 0; 1 by default.
+        total: A function from open probabilities ``[n, heads]`` to the expectation ``[n]``, which rises with each of them;
+            their sum by default.
 
     Returns:
-        A scalar, float32; 0 where there are no more open heads than asked already.
+        The price, a float32 scalar; 0 if no step is needed.
 
     >>> log_alpha = torch.tensor([-1.0, 0.0, 1.0, 2.0])
-    >>> stepped = step_by_price(log_alpha, solve_price(log_alpha, 2.0, Stretch()), Stretch())
+    >>> stepped = log_alpha - solve_price(log_alpha, 2.0, Stretch()) * l0_gradient(log_alpha, Stretch())
     >>> round(float(open_probability(stepped, Stretch()).sum()), 3)
     2.0
     """
@@ -98,13 +98,13 @@ def solve_price(
 
 @dataclass(frozen=True)
 class _Search:
-    """Constants of the search for a price, on one device.
+    """The constants of the search for a price, on one device.
 
     Args:
         first: The prices of the first set, ``[n, 1]``: 0, then a geometric series up to the highest.
         second: For each number of first prices that are too low, the prices of the second set, ``[n, n + 1]``.
         difference: The matrix that takes each value minus the next, ``[n, n]``; the last row is 0.
-        tiny: What is added to differences, ``[n]``, so that none is 0.
+        tiny: A small number that is added to differences, ``[n]``, so that none is 0.
         start, weights: The vector and the matrix that turn the shares of the intervals into the weights of their ends.
     """
 
@@ -131,23 +131,16 @@ class _Search:
             return _Search(*(constant.to(device, torch.float32) for constant in constants))
 
 
-def step_by_price(log_alpha: Tensor, price: Tensor, stretch: Stretch) -> Tensor:
-    """Return ``log_alpha`` ``[heads]`` after a step of gradient descent on the penalty, with a learning rate of 1, within its
-    limits. The price is one of an open head, one per head, or several to step by each, ``[n, 1]`` or ``[n, heads]``."""
-    stepped = log_alpha - price * l0_gradient(log_alpha, stretch)
-    return stepped.clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
-
-
-# The expected time of gates in training, and what an open one costs: the measured table, relaxed so that it has a slope.
-#
-# Between whole numbers of open gates, and wherever a measured table is flat for a while, the time of a site is its largest
-# convex minorant (:func:`gates.gating.latency.convex_minorant`): its slope is above 0 wherever closing further gates would save
-# time.
+# The expected time of gates in training, and the cost of an open gate. The measured table is relaxed so that it has a slope:
+# the time of a site is the largest convex minorant of its measurements (:func:`gates.gating.latency.convex_minorant`). Its
+# slope is above 0 wherever closing further gates would save time, even if the table is flat there.
 
 
 class RelaxedTime:
-    """The time that gates take in expectation, and the milliseconds to come to (``limit``). With ``|log_alpha|`` limited,
-    probabilities are between two others than 0 and 1, which count as closed and open here."""
+    """The expected time of gates, and its limit in milliseconds (``limit``).
+
+    ``|log_alpha|`` is limited, so the lowest and the highest open probability count as closed and open.
+    """
 
     def __init__(self, limit: TimeLimit, stretch: Stretch) -> None:
         table = limit.table
@@ -158,20 +151,20 @@ class RelaxedTime:
         self.sizes = sizes.double()
         lines = [_lines(site.milliseconds) for site in table.sites]
         longest = max(map(len, lines))
-        # Of a site with fewer lines the last is repeated, which changes no maximum.
+        # The last line of a site with fewer lines is repeated, which changes no maximum.
         padded = torch.tensor([[*of, *[of[-1]] * (longest - len(of))] for of in lines], dtype=torch.float64)
         self.starts, self.slopes = padded.unbind(-1)
         bounds = torch.tensor([-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT], dtype=torch.float64)
         self.closed, self.opened = open_probability(bounds, stretch).tolist()
 
     def to_(self, device: torch.device) -> RelaxedTime:
-        """Move to the device of the gates; returns itself."""
+        """Move to the device of the gates and return itself."""
         for name in ("site_index", "sizes", "starts", "slopes"):
             setattr(self, name, getattr(self, name).to(device))
         return self
 
     def time(self, probability: Tensor) -> Tensor:
-        """Expected milliseconds ``[...]`` of gates that are open with these probabilities, ``[..., gates]``."""
+        """Return the expected milliseconds ``[...]`` of gates with these open probabilities, ``[..., gates]``."""
         return self.rest + self._lines_at(self._counts(probability)).amax(-1).sum(-1)
 
     def costs(self, probability: Tensor) -> Tensor:
@@ -180,21 +173,20 @@ class RelaxedTime:
         return self.slopes.gather(-1, steepest).squeeze(-1)[self.site_index]
 
     def _counts(self, probability: Tensor) -> Tensor:
-        """Expected open gates ``[..., sites]``."""
+        """Return the expected open gates, ``[..., sites]``."""
         is_open = (probability.double() - self.closed) / (self.opened - self.closed)
         counts = is_open.new_zeros((*is_open.shape[:-1], len(self.sizes))).index_add(-1, self.site_index, is_open)
         return counts.clamp(min=0).minimum(self.sizes)
 
     def _lines_at(self, counts: Tensor) -> Tensor:
-        """Each line of each site's minorant ``[..., sites, lines]``; the largest is its value."""
+        """Return each line of each site's minorant, ``[..., sites, lines]``; the largest is its value."""
         return self.starts + self.slopes * counts.unsqueeze(-1)
 
 
 def _lines(times: Sequence[float]) -> list[tuple[float, float]]:
-    """The lines (value at 0, slope) whose maximum the convex minorant is."""
-    corners = convex_minorant(times)
+    """Return the lines (value at 0, slope) whose maximum is the convex minorant."""
     found = []
-    for (before, low), (after, high) in pairwise(corners):
+    for (before, low), (after, high) in pairwise(convex_minorant(times)):
         slope = (high - low) / (after - before)
         found.append((low - slope * before, slope))
     return found

@@ -1,14 +1,13 @@
-"""How trained gates come to a budget: what holds them to their schedule after every optimiser step, and the mask they leave.
+"""Hold gates to the schedule of their budget after every optimiser step, and return the mask at the end.
 
-Whoever trains calls :meth:`BudgetController.enforce_` after each step of the optimiser and takes
-:meth:`BudgetController.mask` at the end: a plain loop through :meth:`gates.model.GatedModel.step_`, Hugging Face's Trainer, or
-another framework's module.
+The training loop calls :meth:`BudgetController.step_` after each optimiser step and :meth:`BudgetController.mask` at the end.
 
-What is minimised is the task loss plus a price times the expected number of open gates (Voita et al. 2019), and the price is
-solved for at every step, so that the expectation follows its schedule. Its part of the step is taken apart from the
-optimiser's moments, as AdamW takes weight decay (Loshchilov and Hutter 2019). Adam divides the gradient of every gate by its
-own size, so that important and unimportant gates would move alike, and no price could tell them apart:
-:func:`rate_of_gates_` lets all gates have one second moment, as Adam-mini has for a block of weights (Zhang et al. 2024).
+Training minimises the task loss plus a price times the expected number of open gates (Voita et al. 2019). The price is solved
+for at every step, so that the expectation follows its schedule. The step by the price is separate from the optimiser's moments,
+like AdamW's weight decay (Loshchilov and Hutter 2019).
+
+Adam divides the gradient of every gate by its own size. Then important and unimportant gates move equally, and no price can
+separate them. So :func:`rate_of_gates_` gives all gates one second moment, like Adam-mini (Zhang et al. 2024).
 """
 
 from __future__ import annotations
@@ -32,73 +31,66 @@ from gates.gating.latency import TimeLimit
 from gates.gating.price import RelaxedTime, l0_gradient, solve_price
 
 
+@dataclass(frozen=True)
 class BudgetSchedule:
-    """The expected number of open heads on its way from all heads to a budget, in all or of each budgeted kind.
-
-    With ``|log_alpha|`` limited, a lone gate's open probability can be neither 0 nor 1. So the schedule ends at the expectation
-    with exactly the budgeted gates at one limit and the others at the other.
+    """Schedule the expected number of open gates, or the expected time, to a budget, in all or for each budgeted kind.
 
     Args:
-        start: share of the heads from which the schedule sets out.
-
-    Attributes:
-        kinds: that have a budget of their own; none where all heads have one together.
-        heads: in the model, in all or of each budgeted kind.
+        kinds: The kinds with a budget; empty where all gates share one.
+        heads: The number of gates, in all or of each budgeted kind.
+        first: The expected gates or milliseconds at the start.
+        last: The expected gates or milliseconds at the end.
     """
 
-    def __init__(self, budget: Budget, heads: Mapping[str, int], stretch: Stretch, *, start: float = 1.0) -> None:
-        self.kinds = list(budget.per_kind)
-        self.heads = [heads[kind] for kind in self.kinds] or [sum(heads.values())]
+    kinds: list[str]
+    heads: list[int]
+    first: list[float]
+    last: list[float]
+
+    @classmethod
+    def of_heads(cls, budget: Budget, heads: Mapping[str, int], stretch: Stretch, *, start: float = 1.0) -> BudgetSchedule:
+        """Return the schedule to a number of heads.
+
+        ``|log_alpha|`` is limited, so an open probability is never 0 or 1. The schedule ends at the expectation with exactly
+        the budgeted gates at the upper limit and the others at the lower.
+
+        Args:
+            heads: The number of heads of each kind in the model.
+            start: The share of open heads at the start.
+        """
+        counts = [heads[kind] for kind in budget.per_kind] or [sum(heads.values())]
         kept = list(budget.per_kind.values()) or [budget.total]
         closed, opened = open_probability(torch.tensor([-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT]), stretch).tolist()
-        self._first = [start * count for count in self.heads]
-        self._last = [k * opened + (count - k) * closed for k, count in zip(kept, self.heads, strict=True)]
+        last = [k * opened + (count - k) * closed for k, count in zip(kept, counts, strict=True)]
+        return cls(list(budget.per_kind), counts, [start * count for count in counts], last)
 
     def goals(self, progress: float) -> list[float]:
-        """Expected open heads, linear in the progress, which is brought into 0 to 1."""
+        """Return the expectations, linear in the progress, which is clamped to 0 to 1."""
         done = min(max(progress, 0.0), 1.0)
-        return [first + done * (last - first) for first, last in zip(self._first, self._last, strict=True)]
-
-
-class TimeSchedule:
-    """The expected time of a model on its way from ``first`` milliseconds, what its gates take as they are, to a limit; see
-    :class:`BudgetSchedule`. All gates have one limit together."""
-
-    def __init__(self, time: RelaxedTime, first: float) -> None:
-        self.kinds: list[str] = []
-        self.heads = [len(time.site_index)]
-        self._first, self._last = first, time.limit
-
-    def goals(self, progress: float) -> list[float]:
-        """Expected milliseconds, linear in the progress, which is brought into 0 to 1."""
-        return [self._first + min(max(progress, 0.0), 1.0) * (self._last - self._first)]
+        return [first + done * (last - first) for first, last in zip(self.first, self.last, strict=True)]
 
 
 class BudgetController:
-    """Leads the gates of a model to a budget. It changes ``log_alpha`` in place.
+    """Lead the gates of a model to a budget, by changes of ``log_alpha`` in place.
 
-    Hard-Concrete gates pay a price: after every step of the optimiser they go down the gradient of the expected number of open
-    gates, as far as brings that number to its schedule. Under a budget in time it is the gradient of the expected time, so that
-    a gate pays the price times what it costs in milliseconds. Gates of other families are only kept within their limits: the
-    two top-k families keep their budget by themselves, and ``clamped-linear`` ones pay a price that is given.
+    Hard-Concrete gates pay a price. After every optimiser step, they descend along the gradient of the expected number of open
+    gates until it meets its schedule. Under a budget in time, they descend along the gradient of the expected time. Gates of
+    other families are only clamped to their limits. The two top-k families keep their budget by themselves.
 
     Args:
-        budget: gates to keep: a count, a fraction or one of these per kind, or a time, see :class:`gates.gating.budget.Budget`.
-        ramp: share of the pruning after which the schedule has arrived at the budget; then the choice settles.
-        start: open fraction from which the schedule sets out; None for that of the gates now, where they are held to it (their
-            limits are below an expectation of all heads), and for 1 elsewhere. A schedule in time sets out from theirs.
+        budget: The gates to keep: a count, a fraction, one of these per kind, or a time; see :meth:`Budget.parse`.
+        minimum_per_layer: The number of gates that every layer keeps.
+        ramp: The share of the pruning after which the schedule reaches the budget. Afterwards the choice settles.
+        start: The open fraction at the start of the schedule. None for that of Hard-Concrete gates, and 1 for other families.
+            A schedule in time starts from the time of the gates.
 
     Attributes:
-        schedule: of the expected number of open gates, or of the expected time.
-        time: that the gates take; None unless the budget is one in time.
-        last_paid: prices of the last step, until they are read from the device; None afterwards.
-
-    :attr:`price` is that of an expected open gate, or millisecond, at the last step, of all gates or of each budgeted kind, in
-    units of the loss; without the optimiser at hand, the price times the learning rate. 0 where gates pay none.
+        schedule: The schedule of the expected number of open gates, or of the expected time.
+        time: The expected time of gates; None unless the budget is a time.
+        last_paid: The prices of the last step, until they are read from the device; None afterwards.
 
     Raises:
-        GateError: for a budget that the model cannot have, a minimum that does not fit into it, and a time for gates of a
-            family that are not held to it.
+        GateError: For a budget or minimum that does not fit the model, and for a time with gates that it cannot lead.
     """
 
     def __init__(
@@ -115,15 +107,15 @@ class BudgetController:
         learned = gates.learned
         stretch = learned.first_stretch if isinstance(learned, HardConcrete) else DEFAULT_STRETCH
         self.time: RelaxedTime | None = None
-        self.schedule: BudgetSchedule | TimeSchedule
         if isinstance(budget, TimeLimit):
             self._check_time(budget)
             self.time = RelaxedTime(budget, stretch)
-            self.schedule = TimeSchedule(self.time, float(self.time.time(learned.open_probability().detach().cpu())))
+            first = float(self.time.time(learned.open_probability().detach().cpu()))
+            self.schedule = BudgetSchedule([], [gates.size], [first], [self.time.limit])
         else:
             if start is None:
                 start = float(learned.open_probability().detach().mean()) if self.is_enforced else 1.0
-            self.schedule = BudgetSchedule(self.budget, gates.kind_sizes(), stretch, start=start)
+            self.schedule = BudgetSchedule.of_heads(self.budget, gates.kind_sizes(), stretch, start=start)
         self.last_paid: PaidPrices | None = None
         self._of_kind: list[Tensor] | None = None
         self._price = [0.0] * len(self.goals(0.0))
@@ -135,39 +127,39 @@ class BudgetController:
         if not self.is_enforced or gates.is_learned is not None:
             family = "gates of some kinds alone" if self.is_enforced else gates.family
             raise GateError(
-                f"the budget is {limit.milliseconds:.4g} ms, but {family} "
-                "are not held to a time; use hard-concrete gates of all kinds, or give a number of heads"
+                f"the budget is {limit.milliseconds:.4g} ms, but {family} are not held to a time; use hard-concrete gates of "
+                "all kinds, or give a number of heads"
             )
 
     @property
     def is_enforced(self) -> bool:
-        """Whether gates are held to the schedule after every step."""
+        """Return whether gates are held to the schedule after every step."""
         return isinstance(self.gates.learned, HardConcrete)
 
     def quota_of(self, kind: str) -> int | None:
-        """Which of the prices and goals a kind of gates has; None for one that the budget leaves whole."""
+        """Return the index of a kind's price and goal; None for a kind that keeps all heads."""
         if not self.schedule.kinds:
             return 0
         return self.schedule.kinds.index(kind) if kind in self.schedule.kinds else None
 
     def goals(self, ramp: float) -> list[float]:
-        """Return the expected open gates that the schedule asks for at a ramp of 0 to 1, in all or of each budgeted kind."""
+        """Return the scheduled number of open gates at a ramp from 0 to 1, in all or of each budgeted kind."""
         return self.schedule.goals(ramp)
 
     def step_(self, progress: float, optimizer: Optimizer | None = None) -> None:
-        """After an optimiser step, bring the gates to where they are to be; nothing happens once their mask is fixed.
+        """Move the gates to their schedule after an optimiser step; do nothing once their mask is fixed.
 
-        The two top-k families change on their way: bring them to its beginning with ``step_(0)`` before the loop.
+        The two top-k families change with the progress, so call ``step_(0)`` before the loop.
 
         Args:
-            progress: share of the pruning that is done, 0 to 1.
-            optimizer: of the gates; see :meth:`enforce_`.
+            progress: The finished share of the pruning, from 0 to 1.
+            optimizer: The optimiser of the gates; see :meth:`enforce_`.
 
         Raises:
-            GateError: for a progress outside 0 to 1.
+            GateError: For a progress outside 0 to 1.
         """
         if not 0 <= progress <= 1:
-            raise GateError(f"progress is {progress}; expected the share of the pruning that is done, from 0 to 1")
+            raise GateError(f"progress is {progress}; expected the finished share of the pruning, from 0 to 1")
         if self.gates.mode != "masked":
             done = ramped(progress, self.ramp)
             self.enforce_(done, optimizer)
@@ -175,8 +167,10 @@ class BudgetController:
 
     @torch.no_grad()
     def enforce_(self, ramp: float, optimizer: Optimizer | None = None) -> None:
-        """After an optimiser step, hold the gates to their schedule at a ramp of 0 to 1; at 0 only to their limits. The
-        optimiser gets one second moment for all gates; see :func:`rate_of_gates_`."""
+        """Hold the gates to their schedule at a ramp from 0 to 1; at 0, only clamp them to their limits.
+
+        The optimiser gets one second moment for all gates; see :func:`rate_of_gates_`.
+        """
         learned = self.gates.learned
         learned.clamp_()
         if not isinstance(learned, HardConcrete) or ramp == 0:
@@ -188,14 +182,16 @@ class BudgetController:
             paid.append(solve_price(log_alpha, expected, stretch, gradient=gradient, costs=costs, total=total))
             slopes = gradient if costs is None else (gradient * costs).to(gradient)
             log_alpha.addcmul_(slopes, paid[-1], value=-1).clamp_(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
-        if rate.may_move:  # while it is warmed up, a learning rate may be 0
+        if rate.may_move:  # during warmup, a learning rate may be 0
             self.last_paid = PaidPrices(paid, rate)
 
     def _quotas(
         self, goals: list[float], stretch: Stretch
     ) -> Iterator[tuple[Tensor | None, Callable[[Tensor], Tensor] | None, float]]:
-        """Yield for each price what an open gate costs, ``[gates]``, and what the gates cost together, as :func:`solve_price`
-        takes them, and what is expected. Gates without a part in a quota cost nothing."""
+        """Yield the ``costs``, ``total`` and ``expected`` of :func:`solve_price` for each price.
+
+        Gates that do not belong to a quota cost nothing.
+        """
         if self.time is not None:
             probability = open_probability(self.gates.log_alpha, stretch)
             yield self.time.to_(probability.device).costs(probability), self.time.time, goals[0]
@@ -211,7 +207,11 @@ class BudgetController:
 
     @property
     def price(self) -> list[float]:
-        """The prices of the last step. They wait on the device until they are read."""
+        """Return the prices of the last step, of all gates or of each budgeted kind, in units of the loss.
+
+        A price is paid for an expected open gate, or for a millisecond. Without an optimiser, it is the price times the
+        learning rate. It is 0 where gates pay none. The prices stay on the device until they are read.
+        """
         if self.last_paid is not None:
             self._price, self.last_paid = self.last_paid.on_host() or self._price, None
         return self._price
@@ -232,7 +232,7 @@ class BudgetController:
         return False
 
     def mask(self) -> Tensor:
-        """What ``log_alpha`` says now: the 0/1 mask ``[gates]`` of exactly the budget, with the minimum per layer."""
+        """Return the 0/1 mask ``[gates]`` of the highest ``log_alpha`` within the budget, with the minimum per layer."""
         return self.gates.mask_of(self.gates.log_alpha.detach(), self.budget, minimum_per_layer=self.minimum_per_layer)
 
 
@@ -243,18 +243,18 @@ WRAPPERS = {
     "_NamedOptimizer": "_optimizer",
     "ZeroRedundancyOptimizer": "optim",
 }
-"""Optimisers of accelerate, Lightning and PyTorch that hand on their steps, with the attribute of the optimiser inside."""
+"""Classes of accelerate, Lightning and PyTorch that wrap an optimiser, and the attribute with the wrapped one."""
 
 
 @dataclass(frozen=True)
 class GateRate:
-    """How far a steady gradient of 1 moves a gate in one step of the optimiser. It stays on the device until it is read.
+    """The distance that a constant gradient of 1 moves a gate in one optimiser step, on the device until it is read.
 
     Args:
-        learning_rate: The learning rate; in SGD divided by 1 - momentum.
-        second: The second moment that all gates share in Adam, a scalar; None where there is none.
+        learning_rate: The learning rate. For SGD, it is divided by 1 - momentum.
+        second: The second moment that all gates share in Adam, a scalar; None without one.
         step: The number of Adam's steps.
-        beta, eps: Adam's decay of second moments, and what it adds to their root.
+        beta, eps: Adam's decay of second moments, and the constant added to their root.
     """
 
     learning_rate: float | Tensor
@@ -265,7 +265,7 @@ class GateRate:
 
     @property
     def may_move(self) -> bool:
-        """Whether the rate may be above 0, as far as the host knows."""
+        """Return whether the rate may be above 0, as far as the host knows."""
         return isinstance(self.learning_rate, Tensor) or self.learning_rate > 0
 
     def __float__(self) -> float:
@@ -291,15 +291,15 @@ class PaidPrices:
 
 @torch.no_grad()
 def rate_of_gates_(optimizer: Optimizer, gates: HeadGates) -> GateRate:
-    """Let all gates have one second moment in Adam, and say how far a steady gradient of 1 moves a gate in one step.
+    """Give all gates one second moment in Adam, and return how far a constant gradient of 1 moves a gate in one step.
 
-    The mean of the squared gradients takes the place of each gate's own after the step; in the step itself a gate's own square
-    still has a part, which fades (a tenth at the tenth step). Plain gradient descent has no second moments. Where processes
-    share the optimiser's state out (ZeRO), one of them has that of the gates, and all learn the moment from it.
+    After the step, the mean of the second moments replaces those of the gates. In the step itself, a gate's own square still
+    has a part, which fades (a tenth at the tenth step). Under ZeRO, one process has the state of the gates and shares the
+    moment with the others.
 
     Args:
-        optimizer: after a step of it; wrappers (:data:`WRAPPERS`) are taken off.
-        gates: that it trains; those that are not learned have no part in the mean.
+        optimizer: The optimiser after its step. Wrappers (:data:`WRAPPERS`) are removed.
+        gates: The gates that it trains. Gates that are not learned do not count in the mean.
     """
     log_alpha, shares = gates.log_alpha, None
     while wrapper := next((kind.__name__ for kind in type(optimizer).__mro__ if kind.__name__ in WRAPPERS), None):
@@ -309,11 +309,11 @@ def rate_of_gates_(optimizer: Optimizer, gates: HeadGates) -> GateRate:
     groups = (optimizer if shares is None else shares).param_groups if known else []
     group = next((group for group in groups if any(one is log_alpha for one in group["params"])), None)
     if known is not None and group is None:
-        raise GateError("the optimiser does not train the gates; make it of parameter_groups(), or of log_alpha too")
+        raise GateError("the optimiser does not train the gates; give it parameter_groups(), or log_alpha too")
     if group is None or group.get("amsgrad") or group.get("momentum", 0) >= 1:
         raise GateError(
-            f"the gates are trained by {type(optimizer).__name__}, and how far its steps move them is not known, so that their "
-            "price would be wrong; use torch.optim's Adam, AdamW or NAdam without amsgrad, or SGD with a momentum below 1"
+            f"the gates are trained by {type(optimizer).__name__}, whose step size is unknown, so their price would be wrong; "
+            "use torch.optim's Adam, AdamW or NAdam without amsgrad, or SGD with a momentum below 1"
         )
     learning_rate = group["lr"].clone() if isinstance(group["lr"], Tensor) else group["lr"]
     if known is SGD:
@@ -345,39 +345,39 @@ def _mean_of_learned(values: Tensor, is_learned: Tensor | None) -> Tensor:
 
 
 def _steps_as(optimizer: object, kind: type[Optimizer]) -> bool:
-    """Whether an optimiser is of a class of PyTorch, or of a subclass that has no ``step`` of its own."""
+    """Return whether an optimiser is of a class of PyTorch, or of a subclass without its own ``step``."""
     return isinstance(optimizer, kind) and inspect.unwrap(type(optimizer).step) is inspect.unwrap(kind.step)
 
 
 def ramped(done: float, length: float) -> float:
-    """Return how far a ramp has gone, 0 to 1."""
+    """Return the finished share of a ramp, from 0 to 1."""
     return min(1.0, done / length) if length > 0 else 1.0
 
 
 def check_scores(gates: HeadGates, scores: Tensor) -> None:
-    """Raises :class:`GateError` for another number of scores than gates, or scores that are negative, infinite or NaN."""
+    """Raise :class:`GateError` for another number of scores than gates, or scores that are negative, infinite or NaN."""
     if scores.shape != gates.mask.shape:
         raise GateError(f"the scores have shape {list(scores.shape)}; expected one for each of {gates.size} {gates.unit}s")
     if bool((impossible := ~scores.isfinite() | (scores < 0)).any()):
         place = int(impossible.nonzero()[0])
         raise GateError(
-            f"the score of {gates.unit} {place} is {float(scores[place]):g}; gates start apart by the logarithm of scores, so "
-            "expected finite numbers of at least 0, such as HIS"
+            f"the score of {gates.unit} {place} is {float(scores[place]):g}; expected finite numbers of at least 0, such as "
+            "HIS, because gates are initialised from the logarithm of scores"
         )
 
 
 @torch.no_grad()
 def set_apart_(gates: HeadGates, scores: Tensor, spread: float) -> None:
-    """Let the gates start apart from each other, by the logarithm of a head's score.
+    """Add to ``log_alpha`` in proportion to the standardised logarithm of scores, to initialise gates.
 
     Args:
-        scores: of each gate, ``[gates]``, at least 0 and comparable across layers: HIS normalised by layer
-            (:func:`gates.scores.importance.normalise_by_layer`), or what removal costs an optimal brain surgeon
-            (:func:`gates.scores.brain_surgeon.brain_surgeon_scores`).
-        spread: units of ``log_alpha`` for each standard deviation of the logarithm.
+        scores: The score of each gate, ``[gates]``, at least 0 and comparable across layers. Examples are HIS normalised by
+            layer (:func:`gates.scores.importance.normalise_by_layer`) and the scores of
+            :func:`gates.scores.brain_surgeon.brain_surgeon_scores`.
+        spread: The units of ``log_alpha`` per standard deviation of the logarithm.
 
     Raises:
-        GateError: for another number of scores than gates, or scores that are negative, infinite or NaN.
+        GateError: For another number of scores than gates, or scores that are negative, infinite or NaN.
     """
     check_scores(gates, scores)
     logarithm = scores.clamp(min=1e-6 * float(scores.max())).log() if scores.any() else scores.clone()
@@ -386,30 +386,28 @@ def set_apart_(gates: HeadGates, scores: Tensor, spread: float) -> None:
     gates.learned.clamp_()
 
 
-# When each gate closed for good: a ranking of all heads from one run with a price, for any budget.
+# The step at which each gate closed for good, which ranks all heads from one run with a price, for any budget.
 
 NOT_CLOSED = -1
 """The closing step of a gate that is open."""
 
 
 def update_closing_step(closing_step: Tensor, values: Tensor, step: int) -> Tensor:
-    """Closing steps after one more optimiser step.
+    """Return the closing steps after one more optimiser step, ``[gates]``. A gate that opened again has none.
 
     Args:
-        closing_step: state before the step, int64 ``[gates]``: the step since which a gate has been closed,
-            :data:`NOT_CLOSED` if it is open.
-        values: values of the gates in evaluation after the step, ``[gates]``; a gate is closed at 0.
-
-    Returns:
-        ``[gates]``. A gate that opened again has its closing step taken back.
+        closing_step: The closing steps before, int64 ``[gates]``; :data:`NOT_CLOSED` for an open gate.
+        values: The evaluation values of the gates after the step, ``[gates]``. A gate is closed at 0.
     """
     is_first = closing_step == NOT_CLOSED
     return closing_step.masked_fill(is_first, step).masked_fill(values > 0, NOT_CLOSED)
 
 
 def closing_ranking(closing_step: Tensor, log_alpha: Tensor) -> Tensor:
-    """Return ranks ``[gates]``, float64, 0 for the gate to give up first, from closing steps and ``log_alpha``: open gates are
-    kept first, then those that closed last; of equals the higher ``log_alpha``, then the earlier."""
+    """Return ranks ``[gates]``, float64, 0 for the gate to remove first, from closing steps and ``log_alpha``.
+
+    Open gates rank highest, then those that closed last. Of equal gates, the higher ``log_alpha`` wins, then the earlier gate.
+    """
     lateness = torch.where(closing_step == NOT_CLOSED, torch.iinfo(torch.int64).max, closing_step.long())
     by_log_alpha = torch.sort(log_alpha.double(), descending=True, stable=True).indices
     order = by_log_alpha[torch.sort(lateness[by_log_alpha], descending=True, stable=True).indices]

@@ -1,9 +1,9 @@
 """Compute the relevance of attention heads for a model's predictions.
 
-A head's relevance for a prediction is the sum of its output's relevances over tokens and features, at the place of its gate,
-before the output projection. It is divided by the sum of the absolute values of its layer, and averaged over predictions.
-Voita et al. 2019 divide by the plain sum over the layer. Their rules rescale relevances, so this sum does not vanish; AttnLRP
-does not rescale.
+A head's relevance for a prediction is the sum of its output's relevances over tokens and features. The output is that of the
+gate, before the output projection. The sum is divided by the sum of the absolute values of its layer, and averaged over
+predictions. Voita et al. 2019 divide by the plain sum over the layer. Their rules rescale relevances, so this sum does not
+vanish; AttnLRP does not rescale.
 """
 
 from __future__ import annotations
@@ -133,10 +133,8 @@ def top_logits(model: nn.Module, inputs: Mapping[str, Tensor], output: Any) -> P
     Predictions are a classifier's class, a causal decoder's next token, and every token of an encoder-decoder's text.
 
     Args:
-        model: The model.
         inputs: The inputs of its call. ``attention_mask`` marks the end of texts, and ``decoder_attention_mask`` the counted
             steps of a decoder (default: all).
-        output: The output of its call.
     """
     logits = getattr(output, "logits", None)
     if not isinstance(logits, Tensor) or logits.dim() not in (2, 3):
@@ -177,7 +175,6 @@ def with_text(model: PreTrainedModel, inputs: Mapping[str, Tensor], ids: Tensor)
 
     Args:
         model: The model. Its generation config has the end tokens.
-        inputs: The inputs of the encoder.
         ids: The text, ``[batch, 1 + tokens]``, from the decoder's start token on. Tokens after the first end are padding.
     """
     config = model.generation_config
@@ -195,7 +192,7 @@ class Step:
         rows: The relevance of every head, ``[predictions, heads]``, float64, in site order.
         logit: The sum of the predictions' logits.
         inputs: The relevance that arrived at the embeddings, or at an image's pixels; 0 without rules.
-        absorbed: The relevance that the rules absorbed, by :data:`gates.relevance.rules.ABSORBERS`. Empty without rules.
+        absorbed: The relevance that the rules absorbed, by ``bias``, ``softmax`` and ``epsilon``. Empty without rules.
     """
 
     rows: Tensor
@@ -220,7 +217,6 @@ def head_steps(
     """Run one forward pass, and yield the result of one backward pass for every step of its predictions.
 
     Args:
-        model: The model.
         sites: The attention modules of the model.
         inputs: The inputs by name, with the text for an encoder-decoder that writes.
         target: The function that selects the predictions.
@@ -337,7 +333,7 @@ def head_relevance(
     *,
     target: Target = top_logits,
     signed: bool = False,
-    epsilon: float = EPSILON,
+    epsilon: float | None = EPSILON,
     max_new_tokens: int = 64,
 ) -> Tensor:
     """Return the relevance of every head for a model's predictions, by layer-wise relevance propagation.
@@ -348,7 +344,7 @@ def head_relevance(
             ``decoder_input_ids`` are given.
         target: The function that selects the predictions. Default: the largest logit of each prediction.
         signed: Whether a head that lowers the logit has a negative share.
-        epsilon: The epsilon of the rules.
+        epsilon: The epsilon of the rules; None for plain gradients without rules.
         max_new_tokens: The length limit of the text that an encoder-decoder generates.
 
     Returns:
@@ -364,7 +360,19 @@ def head_relevance(
     >>> [round(float(layer.sum()), 6) for layer in shares.split(4)]
     [1.0, 1.0]
     """
-    return _shares(model, batches, target, signed, epsilon, max_new_tokens)
+    network, sites = _network(model)
+    shares = RelevanceShares(head_layers(sites)).to(network.device)
+    for batch in batches:
+        inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+        if writes(network) and "decoder_input_ids" not in inputs:
+            with evaluating(network, *gates_on(sites)):
+                inputs = with_written_text(network, inputs, max_new_tokens=max_new_tokens)
+        for step in head_steps(network, sites, inputs, target=target, epsilon=epsilon):
+            shares.update(step.rows)
+    if shares.predictions == 0:
+        raise GateError("there are no predictions; give at least one batch with an example")
+    found = shares.compute()
+    return found.signed if signed else found.absolute
 
 
 def gradient_times_input(
@@ -386,30 +394,7 @@ def gradient_times_input(
     >>> gradient_times_input(model, [{"input_ids": torch.randint(50, (3, 7))}]).shape
     torch.Size([8])
     """
-    return _shares(model, batches, target, signed, None, max_new_tokens)
-
-
-def _shares(
-    model: PreTrainedModel | HeadGates | Gated,
-    batches: Iterable[Mapping[str, Tensor]],
-    target: Target,
-    signed: bool,
-    epsilon: float | None,
-    longest: int,
-) -> Tensor:
-    network, sites = _network(model)
-    shares = RelevanceShares(head_layers(sites)).to(network.device)
-    for batch in batches:
-        inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
-        if writes(network) and "decoder_input_ids" not in inputs:
-            with evaluating(network, *gates_on(sites)):
-                inputs = with_written_text(network, inputs, max_new_tokens=longest)
-        for step in head_steps(network, sites, inputs, target=target, epsilon=epsilon):
-            shares.update(step.rows)
-    if shares.predictions == 0:
-        raise GateError("there are no predictions; give at least one batch with an example")
-    found = shares.compute()
-    return found.signed if signed else found.absolute
+    return head_relevance(model, batches, target=target, signed=signed, epsilon=None, max_new_tokens=max_new_tokens)
 
 
 def _network(model: PreTrainedModel | HeadGates | Gated) -> tuple[PreTrainedModel, tuple[AttentionSite, ...]]:

@@ -30,7 +30,6 @@ from gates.errors import GateError
 EPSILON = 1e-6
 """The default of the epsilon rule, which keeps relevance finite where an output is near 0."""
 BIAS, SOFTMAX, SMALL = "bias", "softmax", "epsilon"
-ABSORBERS = (BIAS, SOFTMAX, SMALL)
 """The parts that absorb relevance: added constants, the constant term of the softmax's expansion, and epsilon."""
 
 
@@ -41,8 +40,8 @@ class Rules:
         epsilon: The epsilon of the epsilon rule. Must be above 0.
 
     Attributes:
-        absorbed: The relevance absorbed in backward passes since the last ``clear``, a float64 scalar for each of
-            :data:`ABSORBERS`.
+        absorbed: The relevance absorbed in backward passes since the last ``clear``, a float64 scalar for each part:
+            ``bias``, ``softmax`` and ``epsilon``.
     """
 
     def __init__(self, epsilon: float = EPSILON) -> None:

@@ -1,5 +1,8 @@
-"""Count for each role how often a head's largest weight is in the place of the role: positions, syntax, coreference, copies,
-rare tokens and sinks (Voita et al. 2019; Clark et al. 2019; Olsson et al. 2022)."""
+"""Count for each role how often a head's largest weight is in the place of the role.
+
+The roles are positions, syntax, coreference, copies, rare tokens and sinks (Voita et al. 2019; Clark et al. 2019; Olsson et al.
+2022).
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,6 @@ def positional_counts(weights: Tensor, view: View, offsets: Tensor) -> Counts:
 
     Args:
         weights: The attention weights, ``[batch, heads, query, key]``.
-        view: The tokens of the batch.
         offsets: The offsets, ``[columns]``.
     """
     visible = view.visible
@@ -112,7 +114,6 @@ def _hits(chosen: Tensor, trees: Trees, labels: Tensor) -> Tensor:
 
     Args:
         chosen: The word that each word chooses, ``[batch, rows, words]``; -1 for none.
-        trees: The gold trees.
         labels: The one-hot relations of the words, ``[batch, words, relations]``; zeros where none counts.
     """
     rows, seen = chosen.shape[1], chosen >= 0
@@ -127,13 +128,11 @@ def _hits(chosen: Tensor, trees: Trees, labels: Tensor) -> Tensor:
 
 class SyntacticShares(SentenceShares):
     """Accumulate :func:`arc_counts` over the data, with a column for each relation and direction. Baselines are the words at
-    offsets of up to ``reach``."""
+    offsets of up to :data:`REACH`."""
 
-    def __init__(
-        self, sites: tuple[AttentionSite, ...], relations: Sequence[str], *, reach: int = REACH, **kwargs: Any
-    ) -> None:
+    def __init__(self, sites: tuple[AttentionSite, ...], relations: Sequence[str], **kwargs: Any) -> None:
         self.relations = list(relations)
-        self.offsets = offsets_within(reach, zero=False)
+        self.offsets = offsets_within(REACH, zero=False)
         super().__init__(sites, columns=2 * len(self.relations), baselines=len(self.offsets), **kwargs)
 
     @property
@@ -184,9 +183,7 @@ def mention_counts(weights: Tensor, mentions: Mentions, causal: bool, offsets: T
 
     Args:
         weights: The attention weights, ``[batch, heads, token, token]``.
-        mentions: The pronouns and candidates.
         causal: Whether later tokens are invisible.
-        offsets: The offsets of the baselines.
     """
     size = mentions.pronouns.shape[1]
     place = mentions.pronouns.long().argmax(-1)
@@ -221,10 +218,6 @@ class CoreferenceShares(SentenceShares):
     def __init__(self, sites: tuple[AttentionSite, ...], **kwargs: Any) -> None:
         self.offsets = offsets_within(COREFERENCE_REACH, zero=False)
         super().__init__(sites, columns=len(self.names), baselines=1 + len(self.offsets), **kwargs)
-
-    @property
-    def baseline_names(self) -> list[str]:
-        return ["nearer candidate", *(f"offset {offset:+d}" for offset in self.offsets.tolist())]
 
     def observe(self, site: int, weights: Tensor, view: View, mentions: Mentions) -> None:
         """Add the attention ``[batch, heads, token, token]`` of one site."""
@@ -291,10 +284,6 @@ class CopyShares(SentenceShares):
         self.offsets = torch.arange(-LENGTHS[1], 1)
         super().__init__(sites, columns=len(self.names), baselines=1 + len(self.offsets), **kwargs)
 
-    @property
-    def baseline_names(self) -> list[str]:
-        return ["any token", *(f"offset {offset:+d}" for offset in self.offsets.tolist())]
-
     def observe(self, site: int, weights: Tensor, view: View, earlier: Tensor) -> None:
         """Add the attention ``[batch, heads, token, token]`` of one site."""
         self.update(site, copy_counts(weights, view, earlier, self.offsets), view.weights)
@@ -322,10 +311,8 @@ def rare_counts(weights: Tensor, view: View, frequency: Tensor, common: Tensor, 
 
     Args:
         weights: The attention weights, ``[batch, heads, query, key]``.
-        view: The tokens of the batch.
         frequency: The frequency of each key in training data, ``[batch, key]``.
         common: Whether each key is a frequent token, ``[batch, key]``.
-        offsets: The offsets of the baselines.
     """
     among = view.visible & view.text.unsqueeze(1)
     frequency = frequency.double().unsqueeze(1).expand_as(among)
@@ -358,10 +345,6 @@ class RareTokenShares(SentenceShares):
         self.offsets = offsets_within(REACH)
         super().__init__(sites, columns=len(self.names), baselines=1 + len(self.offsets), **kwargs)
 
-    @property
-    def baseline_names(self) -> list[str]:
-        return ["any token", *(f"offset {offset:+d}" for offset in self.offsets.tolist())]
-
     def observe(self, site: int, weights: Tensor, view: View, frequency: Tensor, common: Tensor) -> None:
         """Add the attention ``[batch, heads, query, key]`` of one site; see :func:`rare_counts`."""
         self.update(site, rare_counts(weights, view, frequency, common, self.offsets), view.weights)
@@ -377,9 +360,10 @@ CONFIDENCE = 3
 def sink_counts(weights: Tensor, view: View) -> Counts:
     """Sum four measures of weights ``[batch, heads, query, key]`` over queries.
 
-    They are the attention on separators (special tokens except the first token), the attention on the first token, normalised
-    entropy, and confidence (the largest weight without special tokens; Voita et al. 2019). The baseline of the first two is
-    uniform attention. A query counts if it sees two keys, and for separators and first tokens if it sees one of these.
+    They are the attention on separators (special tokens except the first), the attention on the first token, normalised
+    entropy, and confidence. Confidence is the largest weight without special tokens (Voita et al. 2019). The baseline of the
+    first two is uniform attention. A query counts if it sees two keys, and for separators and first tokens if it sees one of
+    these.
     """
     visible, keys = view.visible, view.keys
     first = keys & (keys.cumsum(-1) == 1)

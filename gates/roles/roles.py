@@ -108,8 +108,8 @@ def holm(p: Tensor) -> Tensor:
 def assign(rule: Rule, shares: Shares, names: Sequence[str]) -> Role:
     """Return the role of every head by one rule.
 
-    A head has the role by every column whose share satisfies the rule, above the baseline with p < 0.05 after Holm's
-    correction over heads and columns. The numbers of a head are those of its best such column, by the distance from the
+    A head has the role by every column whose share satisfies the rule and is above the baseline. Significance is p < 0.05 after
+    Holm's correction over heads and columns. The numbers of a head are those of its best such column, by the distance from the
     baseline. Without one they are those of the best column of all.
     """
     p = holm(p_values(shares))

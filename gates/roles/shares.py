@@ -92,8 +92,6 @@ class SentenceShares(HeadMetric):
     The state has ``(1 + replicates) * heads * columns`` numbers, and those of the baselines.
 
     Args:
-        sites: The attention modules.
-        columns: The number of columns.
         baselines: The number of baselines, which heads of one kind of attention share.
         kwargs: The arguments of :class:`torchmetrics.Metric`.
     """
@@ -119,8 +117,6 @@ class SentenceShares(HeadMetric):
         """Add a batch of one site.
 
         Args:
-            site: The index of the site.
-            counts: The counts of its heads.
             weights: The weights of the examples, ``[batch, 1 + replicates]``; see :func:`sentence_weights`.
         """
         weights = weights.to(self.hits.device)  # sites may be on several devices

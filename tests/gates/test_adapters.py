@@ -1,11 +1,9 @@
-"""Gates beside LoRA adapters: on a layer as peft builds it, and on peft itself where it is installed."""
+"""Gates on models with LoRA adapters of peft."""
 
 import copy
 
 import pytest
 import torch
-from torch import nn
-from transformers.pytorch_utils import Conv1D
 
 from gates.artefact import GateConfig
 from gates.attention.output_hooks import gates_on
@@ -18,58 +16,28 @@ from gates.recovery.rescale import rescaled_gates
 from gates.scores.importance import head_gradients
 from gates.scores.weights import output_weights
 from gates.surgery.remove import remove_heads_, zero_heads_
-from tests.models import FAMILIES, build, inputs, logits, random_mask
+from tests.models import build, inputs, logits, random_mask
 
+peft = pytest.importorskip("peft")
+pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed in v6:FutureWarning")  # peft's own calls
 TARGETS = {
-    "bert": ("query", "value", "attention.output.dense"),
-    "llama": ("q_proj", "v_proj", "o_proj", "gate_proj"),
-    "gpt2": ("attn.c_attn", "attn.c_proj"),
+    "bert": ["query", "value", "attention.output.dense"],
+    "llama": ["q_proj", "v_proj", "o_proj", "gate_proj"],
+    "gpt2": ["attn.c_attn", "attn.c_proj"],
 }
 NAMES = pytest.mark.parametrize("name", TARGETS)
 
 
-class LoraLayer(nn.Module):
-    """A projection with a low-rank one beside it, in the structure of peft's layers."""
-
-    def __init__(self, base_layer: nn.Linear | Conv1D) -> None:
-        super().__init__()
-        rows, columns = base_layer.weight.shape if isinstance(base_layer, Conv1D) else base_layer.weight.T.shape
-        self.base_layer = base_layer
-        self.lora_A, self.lora_B = nn.Linear(rows, 4, bias=False), nn.Linear(4, columns, bias=False)
-
-    def forward(self, given: torch.Tensor) -> torch.Tensor:
-        return self.base_layer(given) + self.lora_B(self.lora_A(given))
-
-    @torch.no_grad()
-    def merged(self) -> nn.Module:
-        change = self.lora_B.weight @ self.lora_A.weight
-        self.base_layer.weight.add_(change.T if isinstance(self.base_layer, Conv1D) else change)
-        return self.base_layer
-
-
-def replace_(model, of_type, change):
-    for name, module in list(model.named_modules()):
-        if isinstance(module, of_type) and (of_type is LoraLayer or name.endswith(TARGETS_OF[type(model)])):
-            owner, _, attribute = name.rpartition(".")
-            setattr(model.get_submodule(owner), attribute, change(module))
-    return model
-
-
-TARGETS_OF = {type(FAMILIES[name].build()): targets for name, targets in TARGETS.items()}
-
-
-def adapted(name):
-    return replace_(build(name), (nn.Linear, Conv1D), LoraLayer).eval()
-
-
-def merged(model):
-    return replace_(copy.deepcopy(model), LoraLayer, LoraLayer.merged)
+def adapted(name, model=None):
+    """Return a PEFT model; the layers of the given model are replaced in place."""
+    options = {"target_modules": TARGETS[name], "init_lora_weights": False, "fan_in_fan_out": name == "gpt2"}
+    return peft.get_peft_model(build(name) if model is None else model, peft.LoraConfig(r=4, **options)).eval()
 
 
 @NAMES
 def test_sites_and_gated_outputs_are_those_of_the_merged_model(name):
-    model, batch = adapted(name), inputs(name)
-    plain = merged(model)
+    adapter, batch = adapted(name), inputs(name)
+    model, plain = adapter.base_model.model, copy.deepcopy(adapter).merge_and_unload()
     with_adapters, without = find_attention(model), find_attention(plain)
     for site, own in zip(with_adapters, without, strict=True):
         assert (site.name, site.kind, site.heads, site.kv_heads) == (own.name, own.kind, own.heads, own.kv_heads)
@@ -86,7 +54,7 @@ def test_sites_and_gated_outputs_are_those_of_the_merged_model(name):
 
 @NAMES
 def test_what_reads_or_cuts_weights_says_that_adapters_are_to_be_merged(name, tmp_path):
-    model, mask, batch = adapted(name), random_mask(name), inputs(name)
+    model, mask, batch = adapted(name).base_model.model, random_mask(name), inputs(name)
     before = logits(model, batch)
     gates = HeadGates(model)
     for use in (
@@ -96,7 +64,7 @@ def test_what_reads_or_cuts_weights_says_that_adapters_are_to_be_merged(name, tm
         lambda: rescaled_gates(gates, mask, lambda: [batch], lambda batch: model(**batch), lambda batch: {}),
         lambda: get_gated_model(model).set_mask_(mask).prune_and_unload(),
     ):
-        with pytest.raises(GateError, match=r"has an adapter \(.*LoraLayer\).*merge_and_unload\(\)"):
+        with pytest.raises(GateError, match=r"has an adapter \(peft's .*merge_and_unload\(\)"):
             use()
     gates_on(find_attention(model))[0].detach()  # of the last, which were put on again
     with pytest.raises(GateError, match="merge_and_unload"):
@@ -106,12 +74,10 @@ def test_what_reads_or_cuts_weights_says_that_adapters_are_to_be_merged(name, tm
     assert torch.equal(logits(model, batch), before)
 
 
-@pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed in v6:FutureWarning")  # peft's calls of Transformers
 @pytest.mark.parametrize(
     ("name", "targets"), [("bert", ["query", "value", "dense"]), ("llama", "all-linear"), ("gpt2", ["c_attn"])]
 )
 def test_with_peft_gates_and_adapters_train_save_merge_and_prune(name, targets, tmp_path):
-    peft = pytest.importorskip("peft")
     batch = inputs(name)
     config = peft.LoraConfig(
         r=4, target_modules=targets, lora_dropout=0.1, init_lora_weights=False, fan_in_fan_out=name == "gpt2"
@@ -146,29 +112,22 @@ def test_with_peft_gates_and_adapters_train_save_merge_and_prune(name, targets, 
     assert sum(site.heads for site in find_attention(pruned)) == 3
 
 
-def gated_like(name, model, mask):
-    """A model with the merged weights of an adapted one, and with gates of its own."""
-    plain = build(name)
-    plain.load_state_dict(merged(model).state_dict())
-    return get_gated_model(plain).set_mask_(mask).eval()
-
-
 @NAMES
 def test_adapters_may_come_and_go_after_the_gates(name):
     model, mask, batch = build(name), random_mask(name), inputs(name)
     gated = get_gated_model(model).set_mask_(mask).eval()
     dense = logits(gated, batch)
-    torch.manual_seed(1)
-    replace_(model, (nn.Linear, Conv1D), LoraLayer).eval()
-    reference = gated_like(name, model, mask)
-    with_adapters = logits(reference, batch)
+    adapter = adapted(name, model)
+    plain = build(name)
+    plain.load_state_dict(copy.deepcopy(adapter).merge_and_unload().state_dict())
+    with_adapters = logits(get_gated_model(plain).set_mask_(mask).eval(), batch)
     assert not torch.allclose(with_adapters, dense, atol=1e-3)
     torch.testing.assert_close(logits(gated, batch), with_adapters, atol=5e-6, rtol=2e-5)
     assert gates_on(find_attention(model)) == [gated.gates]
     with pytest.raises(GateError, match="already carries other gates"):
         HeadGates(model).attach()
-    replace_(model, LoraLayer, lambda layer: layer.base_layer)
+    adapter.unload()
     torch.testing.assert_close(logits(gated, batch), dense)
-    replace_(model, (nn.Linear, Conv1D), LoraLayer)
+    adapted(name, model)
     plain = gated.unload()
     assert not any(vars(part).get("_head_gates") or part._forward_pre_hooks for part in plain.modules())

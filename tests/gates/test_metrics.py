@@ -76,16 +76,6 @@ def test_parts_come_together_to_the_whole(name):
     assert not torch.allclose(flat(whole.compute()), flat(fed(name, 1, 3).compute()))
 
 
-@pytest.mark.parametrize("name", METRICS)
-def test_a_metric_forgets_and_takes_the_arguments_of_its_kind(name):
-    metric = fed(name, 1)
-    metric.reset()
-    for batch in METRICS[name][1](2):
-        metric.update(*batch)
-    torch.testing.assert_close(flat(metric.compute()), flat(fed(name, 2).compute()))
-    assert METRICS[name][0](sync_on_compute=False).sync_on_compute is False
-
-
 ONE = (SimpleNamespace(heads=1, head_dim=1),)
 OF_ONE_HEAD = {
     "importance": (HeadImportance(1), (torch.ones(3, 1),), [(1,)] * 4),

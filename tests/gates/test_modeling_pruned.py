@@ -117,7 +117,7 @@ def no_heads_in(model, sites):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("name", [*QUICK, "GPT2", "ViT", "Mixtral", "Falcon (multi-query)"])
+@pytest.mark.parametrize("name", ["Bert", "Llama", "T5", "Albert", "GPT2"])
 @torch.no_grad()
 def test_an_export_whose_cut_layers_are_all_empty(tmp_path, name):
     """Its stock class would draw new weights for them and refuses it; by either way it loads, is gated and saved again."""
@@ -147,7 +147,7 @@ def test_an_export_whose_cut_layers_are_all_empty(tmp_path, name):
 
 
 @pytest.mark.filterwarnings("ignore")  # PEFT warns of much, and PyTorch of an adapter that reads no features
-@pytest.mark.parametrize("name", ["Bert", "GPT2", "T5", "Mixtral"])
+@pytest.mark.parametrize("name", ["Bert", "GPT2"])
 def test_lora_on_all_linear_layers(name):
     """An adapter on the bias adds nothing, and merging gives the same outputs."""
     peft = pytest.importorskip("peft")

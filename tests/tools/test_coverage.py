@@ -10,12 +10,6 @@ from tools.coverage import every_type
 from tools.coverage.every_type import REMOVED, check_type
 from tools.coverage.tiny import HEAD_SIZE, HEADS, VOCABULARY, WIDTH, model_types, tiny_config
 
-USED = (
-    *("qwen3_next", "qwen3_vl", "internvl", "glm4v", "siglip", "sam", "detr", "mpt", "dbrx", "modernbert-decoder", "yolos"),
-    *("ctrl", "videomae", "vilt", "dpt", "wav2vec2-bert", "qwen3_5", "blip-2", "deberta", "gpt_bigcode"),
-)
-"""Families with a row in the table of layouts, all of whose heads can be removed."""
-
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
@@ -32,7 +26,6 @@ USED = (
         ("decision_transformer", "no inputs", "DecisionTransformerModel"),
         ("sam_mask_decoder", "not built", "no class of models"),
         *((name, REMOVED, "") for name in ("qwen2_vl", "openai-gpt", "funnel")),
-        *(pytest.param(name, REMOVED, "", marks=pytest.mark.nightly) for name in USED),
         *(pytest.param(name, "gated", "heads of ", marks=pytest.mark.nightly) for name in ("convbert", "wavlm")),
     ],
 )

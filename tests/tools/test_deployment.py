@@ -58,15 +58,6 @@ def test_another_model_than_the_saved_one_is_a_failure(monkeypatch):
     assert routes.try_route(zoo.BY_NAME["Llama"], "stock").startswith("FAILED: differs by")
 
 
-def test_masks():
-    heads = [4, 4, 4]
-    assert cells.even(heads).view(3, 4).sum(1).tolist() == [2, 2, 2]
-    assert cells.uneven(heads).view(3, 4).sum(1).tolist() == [1, 2, 2]
-    assert cells.unpadded(cells.BY_LAYER[1], heads).view(3, 2, 2).amax(2).sum(1).tolist() == [1, 2, 1]
-    assert vllm.mask_of("layers that differ", heads).view(3, 4).sum(1).tolist() == [4, 2, 2]
-    assert vllm.mask_of("a layer without heads", heads).view(3, 4).sum(1).tolist() == [0, 2, 2]
-
-
 @pytest.fixture(scope="module")
 def pruned():
     return runtimes.subjects()

@@ -1,11 +1,9 @@
 """Every attention site has a name of its own, which says where it is."""
 
 import pytest
-import torch
 import transformers as t
 
 from gates.attention.sites import find_attention, site_labels
-from gates.export.checkpoint import save_pruned
 from tests.gates import chosen
 from tools.coverage import architectures
 
@@ -65,13 +63,3 @@ def test_a_label_that_is_unique_stays(name):
     found = site_labels(sites)
     assert len(set(found)) == len(sites)
     assert all(one == label for one, label, is_unique in zip(found, labels, unique, strict=True) if is_unique)
-
-
-def test_the_card_has_a_row_for_every_site_of_two_towers(tmp_path):
-    torch.manual_seed(0)
-    model = _towers("AltCLIP").eval()
-    mask = torch.tensor([1.0, 0, 1, 1, 0, 1, 1, 1])
-    save_pruned(model, tmp_path / "out", mask, tokenizer=None, form="masked")
-    text = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    rows = [line for line in text.splitlines() if line.startswith(("| text_model", "| vision_model"))]
-    assert rows == [f"| {label} | 2 | {kept} |" for label, kept in zip(TOWERS, (1, 2, 1, 2), strict=True)]

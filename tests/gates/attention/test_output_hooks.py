@@ -3,35 +3,10 @@ import torch
 
 from gates.attention import output_hooks, sites
 from gates.attention.intercept import observe_head_outputs
-from gates.attention.output_hooks import OutputHooks
-from gates.attention.sites import find_attention
 from gates.errors import GateError
 from gates.gating.head_gates import HeadGates
 from tests.models import build, inputs, logits
 from tools.coverage import architectures as zoo
-
-
-def test_detach_leaves_no_trace():
-    model, batch = build("bert"), inputs("bert")
-    before = {name: dict(vars(module)) for name, module in model.named_modules()}
-    expected = logits(model, batch)
-    gates = HeadGates(model).attach()
-    gates.set_mask_(torch.zeros(gates.heads))
-    assert not torch.allclose(logits(model, batch), expected)
-    gates.detach()
-    assert torch.equal(logits(model, batch), expected)
-    for name, module in model.named_modules():
-        assert vars(module).keys() == before[name].keys()
-        assert not module._forward_pre_hooks
-    assert not gates.is_attached
-
-
-def test_attached_restores_after_an_exception():
-    model = build("bert")
-    gates = HeadGates(model)
-    with pytest.raises(RuntimeError, match="inside"), gates.attached():
-        raise RuntimeError("inside")
-    assert not gates.is_attached
 
 
 def test_a_head_is_never_gated_twice():
@@ -55,15 +30,6 @@ def test_unreached_sites_are_named():
     assert gates.unreached() == []
 
 
-def test_attention_that_goes_round_its_output_projection_is_an_error():
-    model = build("bert")
-    attention = model.bert.encoder.layer[1].attention
-    attention.output.forward = lambda heads, residual: residual + heads @ attention.output.dense.weight.T
-    gates = HeadGates(model)
-    with gates.attached(), pytest.raises(GateError, match=r"encoder\.layer\.1.*goes round its output projection"):
-        logits(model, inputs("bert"))
-
-
 def test_attention_beside_the_gates_is_an_error_at_the_first_call(monkeypatch):
     """LiLT as it is without its own row in the table: a BERT whose layout stream nobody sees."""
     monkeypatch.setattr(sites, "LAYOUTS", tuple(layout for layout in sites.LAYOUTS if layout.second is None))
@@ -71,7 +37,7 @@ def test_attention_beside_the_gates_is_an_error_at_the_first_call(monkeypatch):
     model, batch = zoo.build(architecture), zoo.inputs(architecture)
     gates = HeadGates(model)
     assert gates.heads == 8
-    with gates.attached(), torch.no_grad(), pytest.raises(GateError, match=r"LiltAttention.* pass the gates of its 4 heads"):
+    with gates.attached(), torch.no_grad(), pytest.raises(GateError, match=r"LiltAttention.* bypasses the gates"):
         model(**batch)
     with torch.no_grad():
         model(**batch)  # nothing is left behind
@@ -103,16 +69,6 @@ def test_probing_changes_neither_outputs_nor_what_is_observed():
     assert all(heads.isfinite().all() for heads in seen)
 
 
-def test_what_was_reached_is_forgotten_with_the_hooks():
-    model, batch = build("bert"), inputs("bert")
-    gates = HeadGates(model)
-    with gates.attached():
-        logits(model, batch)
-        assert gates.unreached() == []
-    with gates.attached():
-        assert len(gates.unreached()) == len(gates.sites)
-
-
 def test_every_call_has_to_pass_the_output_projection():
     """Not the first one alone."""
     model = build("bert")
@@ -120,32 +76,8 @@ def test_every_call_has_to_pass_the_output_projection():
     with HeadGates(model).attached():
         logits(model, inputs("bert"))
         attention.output.forward = lambda heads, residual: residual + heads @ attention.output.dense.weight.T
-        with pytest.raises(GateError, match="goes round its output projection"):
+        with pytest.raises(GateError, match="bypasses its output projection"):
             logits(model, inputs("bert"))
-
-
-def test_hooks_tell_of_every_call_and_put_in_what_they_are_given():
-    model, batch, calls = build("bert"), inputs("bert"), []
-    sites = find_attention(model)
-    hooks = OutputHooks(model, sites)
-    expected = logits(model, batch)
-    hooks.attach(
-        torch.nn.Module(),
-        lambda name, module, args, kwargs: calls.append((name, module, "begins")),
-        lambda name, module, args, output: calls.append((name, module, "ends")),
-        lambda site, heads: heads * site,
-    )
-    assert not torch.allclose(logits(model, batch), expected)
-    assert calls[0] == ("", model, "begins")
-    assert calls[-1] == ("", model, "ends")
-    names = [name for name, _, event in calls if event == "begins"]
-    layer = "bert.encoder.layer.0"
-    assert names[:5] == ["", "bert", "bert.encoder", layer, f"{layer}.attention"]  # each may be called alone
-    assert {name for name in names if "intermediate" in name or "embeddings" in name} == set()
-    calls.clear()
-    hooks.detach()
-    assert torch.equal(logits(model, batch), expected)
-    assert calls == []
 
 
 @pytest.mark.integration

@@ -10,7 +10,6 @@ from gates.recovery.refit import refit_
 from gates.recovery.rescale import rescaled_gates
 from gates.scores.ablation import MeanHeadOutput
 from gates.scores.attention import AttentionConfidence, AttentionEntropy
-from gates.scores.brain_surgeon import SiteMoments
 from gates.scores.observe import observe_attention
 from gates.scores.weights import HeadOutputVariance
 from tests.models import build
@@ -97,13 +96,6 @@ def test_a_text_mask_is_not_applied_to_pictures_of_the_same_length(use):
     assert torch.allclose(compute({"encoder": torch.ones_like(PADDED)}), compute({}))
 
 
-@pytest.mark.parametrize("metric", [AttentionEntropy, AttentionConfidence])
-def test_a_mask_of_one_row_is_not_spread_over_the_batch(metric):
-    sites = find_attention(build("bert"))
-    with pytest.raises(GateError, match=r"has shape \[1, 5\], but the head outputs have \[3, 5\]"):
-        metric(sites).update(0, torch.rand(3, 4, 5), torch.full((1, 1, 5), 5), PADDED[1:2])
-
-
 @pytest.mark.parametrize("metric", [MeanHeadOutput, HeadOutputVariance])
 def test_outputs_are_those_of_a_mask_of_their_shape(metric):
     sites = find_attention(build("bert"))
@@ -112,8 +104,3 @@ def test_outputs_are_those_of_a_mask_of_their_shape(metric):
     packed = metric(sites)
     packed.update(0, torch.rand(7, 32))  # rows of all pictures in one axis
     assert packed.count[0] == 7
-
-
-def test_the_brain_surgeon_takes_a_mask_of_its_shape():
-    with pytest.raises(GateError, match=r"has shape \[5, 3\], but the head outputs have \[3, 5\]"):
-        SiteMoments(8, 8).update(torch.rand(3, 5, 8), torch.rand(3, 5, 8), 3, PADDED.T)

@@ -80,9 +80,19 @@ def with_a_shorter_call_between(model, gates, batch):
     return loss
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2", "bart"])
-@pytest.mark.parametrize("draw_per", ["batch", "example"])
-@pytest.mark.parametrize("losses", [contrast, with_a_call_without_gradients, with_a_dense_teacher, with_a_shorter_call_between])
+@pytest.mark.parametrize(
+    ("losses", "draw_per", "name"),
+    [
+        (contrast, "batch", "gpt2"),
+        (contrast, "example", "bart"),
+        (with_a_call_without_gradients, "batch", "bert"),
+        (with_a_call_without_gradients, "example", "bart"),
+        (with_a_dense_teacher, "batch", "bert"),
+        (with_a_dense_teacher, "example", "gpt2"),
+        (with_a_shorter_call_between, "batch", "bart"),
+        (with_a_shorter_call_between, "example", "bert"),
+    ],
+)
 def test_checkpointing_changes_no_gradient(losses, draw_per, name):
     compare(losses, name, draw_per=draw_per)
 
@@ -102,35 +112,6 @@ def test_values_that_changed_since_the_call_do_not_matter():
 
     compare(masked)
     compare(of_a_block)
-
-
-def test_a_backward_pass_inside_a_block_of_other_values():
-    found = []
-    for checkpointing in (None, {"use_reentrant": False}):
-        model, gates, batch = gated("bert", checkpointing=checkpointing)
-        gates.generator = torch.Generator().manual_seed(1)
-        loss = loss_of(model, batch)
-        with gates.use(torch.ones(gates.size)):
-            found.append(gradients(model, gates, lambda loss=loss: loss))
-    torch.testing.assert_close(found[1], found[0])
-
-
-def test_a_checkpoint_around_the_whole_model_repeats_its_draw():
-    model, gates, batch = gated("bert")
-    found = []
-    for wrapped in (False, True):
-        torch.manual_seed(3)
-        run = partial(model, **batch)
-        found.append(
-            gradients(
-                model,
-                gates,
-                lambda run=run, wrapped=wrapped: (
-                    (checkpoint(lambda: run().logits, use_reentrant=False) if wrapped else run().logits).square().mean()
-                ),
-            )
-        )
-    torch.testing.assert_close(found[1], found[0])
 
 
 def test_a_region_around_the_model_is_refused_where_its_draw_cannot_be_repeated():
@@ -183,24 +164,6 @@ def test_each_call_of_a_part_has_its_own_draw(part, draw_per):
         run().square().mean().backward()
     assert gates.log_alpha.grad.abs().sum() > 0
     assert gates._calls.running() is None
-
-
-def test_the_encoder_of_a_translator_alone():
-    model, gates, batch = gated("bart")
-    for _ in range(2):
-        model.get_encoder()(batch["input_ids"])[0].square().mean().backward()
-    encoder = gates.kind_index() == 0
-    assert (gates.log_alpha.grad[encoder] != 0).any()
-    assert (gates.log_alpha.grad[~encoder] == 0).all()
-
-
-def test_a_part_draws_what_the_model_would_draw():
-    model, gates, batch = gated("bert")
-    found = []
-    for call in (lambda: model(**batch), lambda: model.bert(**batch)):
-        gates.generator = torch.Generator().manual_seed(1)
-        found.append(values_of_a_call(gates, call))
-    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("draw_per", ["batch", "example"])
@@ -320,7 +283,7 @@ def in_threads(count, work):
 
 
 def test_the_first_calls_of_several_threads_are_gated():
-    for _ in range(20):
+    for _ in range(5):
         model, batch = build("bert").eval(), inputs("bert")
         mask = torch.tensor([1.0, 0, 1, 1, 0, 1, 0, 1])
         with HeadGates(copy.deepcopy(model)).attached() as gates, torch.no_grad():

@@ -102,8 +102,3 @@ def test_a_step_is_slowed_once():
         gates.log_alpha.copy_(torch.tensor([-3.0, 4.0]))  # a checkpoint, not a step
     gates.clamp_()
     assert gates.log_alpha.tolist() == [-3.0, 4.0]
-
-
-def test_half_precision_gives_float32_gates():
-    gates = ClampedLinear(2).to(torch.bfloat16)
-    assert {values.dtype for values in (gates.train()(), gates.eval()(), gates.open_probability())} == {torch.float32}

@@ -25,13 +25,6 @@ def test_the_closing_step_is_the_last_one():
     assert len(closing.unique()) > 3
 
 
-def test_open_gates_rank_first_then_those_that_closed_last():
-    closing = torch.tensor([5, NOT_CLOSED, 9, 5, NOT_CLOSED, 1])
-    log_alpha = torch.tensor([0.1, -2.0, -3.0, 0.2, 2.0, 4.0])
-    order = closing_ranking(closing, log_alpha).argsort(descending=True).tolist()
-    assert order == [4, 1, 2, 3, 0, 5]
-
-
 def test_it_sorts_as_tuples_do():
     generator = torch.Generator().manual_seed(1)
     closing = torch.randint(-1, 4, (50,), generator=generator)

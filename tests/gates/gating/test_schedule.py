@@ -40,7 +40,7 @@ def expected(gated, kind=None):
 
 @pytest.mark.parametrize("stretch", [Stretch(), Stretch(0.8, -0.4, 1.3)])
 def test_a_schedule_goes_straight_to_the_expectation_of_gates_at_their_limits(stretch):
-    schedule = BudgetSchedule(Budget(8, {}), {"encoder": 32}, stretch, start=0.9)
+    schedule = BudgetSchedule.of_heads(Budget(8, {}), {"encoder": 32}, stretch, start=0.9)
     log_alpha = torch.full((32,), -LOG_ALPHA_LIMIT)
     log_alpha[:8] = LOG_ALPHA_LIMIT
     last = float(open_probability(log_alpha, stretch).sum())
@@ -50,7 +50,9 @@ def test_a_schedule_goes_straight_to_the_expectation_of_gates_at_their_limits(st
 
 
 def test_a_schedule_has_a_goal_for_each_budgeted_kind():
-    schedule = BudgetSchedule(Budget(20, {"encoder": 2, "cross": 6}), {"encoder": 8, "decoder": 12, "cross": 12}, Stretch())
+    schedule = BudgetSchedule.of_heads(
+        Budget(20, {"encoder": 2, "cross": 6}), {"encoder": 8, "decoder": 12, "cross": 12}, Stretch()
+    )
     assert (schedule.kinds, schedule.heads) == (["encoder", "cross"], [8, 12])
     assert schedule.goals(0.0) == [8.0, 12.0]
     ends = [kept * REACHABLE[1] + (heads - kept) * REACHABLE[0] for kept, heads in ((2, 8), (6, 12))]
@@ -144,26 +146,20 @@ def test_gates_start_apart_by_standard_deviations_of_the_logarithm():
     ("act", "message"),
     [
         (lambda: gated_model(budget=9), "the budget is 9; expected a whole number from 0 to 8"),
-        (lambda: gated_model().set_budget_(9), "the budget is 9; expected a whole number from 0 to 8"),
-        (lambda: gated_model(budget={"cross": 1}), "'cross'"),
         (lambda: gated_model(budget=3, minimum_per_layer=2), "needs 4 heads"),
         (lambda: gated_model(budget=3, kinds=["encoder"]), "or remove kinds"),
         (lambda: gated_model(budget=3, ramp=0.0), "ramp is 0.0"),
         (lambda: gated_model(budget=3, minimum_per_layer=-1), "minimum_per_layer is -1"),
         (lambda: gated_model().step_(0.5), r"step_ needs a budget, but there is none; give one"),
         (lambda: gated_model(budget=3).step_(1.2), "progress is 1.2; expected"),
+        (lambda: gated_model(budget=3).step_(-0.5), "progress is -0.5; expected"),
         (lambda: gated_model(budget=3).step_(float("nan")), "progress is nan; expected"),
         (lambda: gated_model().penalty(-0.1), "the price of an open head is -0.1; expected a number of at least 0"),
-        (lambda: gated_model().penalty(float("nan")), "the price of an open head is nan"),
         (lambda: gated_model().penalty("dear"), "the price of an open head is 'dear'; expected a number"),
         (lambda: gated_model(budget=3).penalty(0.1), "budget of 3, so they need no price"),
         (lambda: gated_model(budget=3).prune_and_unload(), "8 of 8 are above 0; call fix_mask_"),
-        (lambda: gated_model(budget=3).save_pruned("unused", tokenizer=None), "call fix_mask_"),
         (lambda: gated_model().start_from_(torch.ones(7)), r"shape \[7\]; expected one for each of 8 heads"),
-        (
-            lambda: gated_model().start_from_(torch.linspace(1, -1, 8)),
-            r"the score of head 4 is -0\.142857; gates start apart",
-        ),
+        (lambda: gated_model().start_from_(torch.linspace(1, -1, 8)), r"the score of head 4 is -0\.142857; expected"),
         (lambda: gated_model().start_from_(torch.full((8,), torch.inf), by_layer=False), "the score of head 0 is inf"),
     ],
 )
@@ -175,20 +171,11 @@ def test_what_cannot_be_is_refused(act, message):
 def test_a_budget_that_is_refused_changes_nothing():
     gated = gated_model()
     gates, config = gated.gates, gated.gate_config
-    with pytest.raises(GateError):
+    with pytest.raises(GateError, match="the budget is 9; expected"):
         gated.set_budget_(9)
     assert gated.gates is gates
     assert gates.is_attached
     assert (gated.gate_config, gated.steering) == (config, None)
-
-
-def test_goals_are_those_that_a_step_reaches():
-    gated = gated_model(budget=2)
-    steering = gated.steering
-    assert isinstance(steering, BudgetController)
-    assert steering.budget == Budget(2, {})
-    steering.enforce_(0.3)
-    assert expected(gated) == pytest.approx(sum(steering.goals(0.3)), abs=1e-3)
 
 
 def steered(family="hard-concrete", **options):
@@ -229,11 +216,6 @@ def test_gates_that_pay_a_price_are_slowed_beyond_their_ends():
         gates.log_alpha.fill_(-3.0)
     steering.enforce_(1.0)
     assert bool((gates.log_alpha.abs() < 1e-3).all())
-
-
-def test_a_progress_below_0_is_refused():
-    with pytest.raises(GateError, match=r"progress is -0\.5; expected"):
-        gated_model(budget=3).step_(-0.5)
 
 
 def test_heads_without_importance_start_low_and_equal_ones_together():
@@ -439,7 +421,7 @@ def test_optimisers_whose_steps_are_not_known_are_refused(make, wrap, one_proces
         parameter.grad = torch.ones(8)
     optimizer.step()
     before = gates.log_alpha.detach().clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
-    with pytest.raises(GateError, match="how far its steps move them is not known"):
+    with pytest.raises(GateError, match="step size is unknown"):
         steering.step_(0.5, optimizer)
     assert torch.equal(gates.log_alpha.detach(), before)
 
@@ -536,12 +518,7 @@ def test_a_time_is_for_hard_concrete_gates_of_all_kinds_of_the_model_that_was_me
     for family in ("clamped-linear", *TOP_K_FAMILIES):
         with pytest.raises(GateError, match=f"{family} are not held to a time"):
             BudgetController(HeadGates(model, family=family), limit)
+    with pytest.raises(GateError, match="gates of some kinds alone are not held to a time"):
+        BudgetController(HeadGates(model, kinds=[]), limit)
     with pytest.raises(GateError, match="measure one of this model"):
         BudgetController(HeadGates(other), limit)
-
-
-def test_a_time_is_for_gates_of_all_kinds():
-    model = build("bert")
-    gates = HeadGates(model, kinds=[])
-    with pytest.raises(GateError, match="gates of some kinds alone are not held to a time"):
-        BudgetController(gates, TimeLimit.parse("0.6x", table_of(model, [0.0, 1.0, 2.0, 3.0, 4.0])))

@@ -50,7 +50,7 @@ def rows(kind, count, **more):
 
 
 class NoiseOfTheStep(ReplicatedGates):
-    """The noise that gates have in many processes, in one, which has nobody to be the same with."""
+    """The noise of gates in several processes, for one process."""
 
     def on_train_begin(self, *args, **kwargs):
         pass
@@ -223,15 +223,15 @@ def refused(folder):
 def test_an_evaluation_before_training_and_fsdp1_are_refused(tmp_path):
     for early, old in in_two(tmp_path, refused, str(tmp_path)):
         assert "call train() first" in early
-        assert "FSDP's version is 1, and gates go with 2 alone" in old
+        assert "FSDP's version is 1, but gates need 2" in old
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"cpu_ram_efficient_loading": True}, "cpu_ram_efficient_loading is True, and gates go with False alone"),
-        ({"cpu_offload": True}, "cpu_offload is True, and gates go with False alone"),
-        ({"ignored_modules": "bert.pooler"}, r"ignored_modules is 'bert\.pooler', and gates go with None alone"),
+        ({"cpu_ram_efficient_loading": True}, "cpu_ram_efficient_loading is True, but gates need False"),
+        ({"cpu_offload": True}, "cpu_offload is True, but gates need False"),
+        ({"ignored_modules": "bert.pooler"}, r"ignored_modules is 'bert\.pooler', but gates need None"),
     ],
 )
 def test_settings_that_take_no_whole_parameters_are_refused(monkeypatch, more, message):

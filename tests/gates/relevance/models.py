@@ -28,6 +28,7 @@ OTHERS: dict[str, Callable[[], t.PreTrainedModel]] = {
     "camembert": lambda: t.CamembertForSequenceClassification(t.CamembertConfig(**SIZES)),
     "deberta-v2": lambda: t.DebertaV2ForSequenceClassification(t.DebertaV2Config(**SIZES)),
     "deit": lambda: t.DeiTForImageClassification(t.DeiTConfig(**IMAGE)),
+    "electra": lambda: t.ElectraForSequenceClassification(t.ElectraConfig(embedding_size=16, **SIZES)),
     "gemma": lambda: t.GemmaForCausalLM(t.GemmaConfig(num_key_value_heads=2, head_dim=8, **SIZES)),
     "gemma2": lambda: t.Gemma2ForCausalLM(t.Gemma2Config(num_key_value_heads=2, head_dim=8, **SIZES)),
     "gpt_neox": lambda: t.GPTNeoXForCausalLM(t.GPTNeoXConfig(**SIZES)),
@@ -35,7 +36,9 @@ OTHERS: dict[str, Callable[[], t.PreTrainedModel]] = {
     "modernbert": lambda: t.ModernBertForSequenceClassification(t.ModernBertConfig(cls_token_id=1, sep_token_id=2, **SIZES)),
     "mpnet": lambda: t.MPNetForSequenceClassification(t.MPNetConfig(**SIZES)),
     "mt5": lambda: t.MT5ForConditionalGeneration(t.MT5Config(**T5)),
+    "opt": lambda: t.OPTForCausalLM(t.OPTConfig(ffn_dim=40, word_embed_proj_dim=32, **SIZES)),
     "phi3": lambda: t.Phi3ForCausalLM(t.Phi3Config(num_key_value_heads=2, **SIZES)),
+    "qwen2": lambda: t.Qwen2ForCausalLM(t.Qwen2Config(num_key_value_heads=2, **SIZES)),
     "t5": lambda: t.T5ForConditionalGeneration(t.T5Config(**T5)),
     "xlm-roberta": lambda: t.XLMRobertaForSequenceClassification(t.XLMRobertaConfig(**SIZES)),
 }

@@ -5,14 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from transformers import GPT2Config, GPT2Model
 
-from gates import find_attention
-from gates.roles.measures import CopyShares, PositionalShares, earlier_copies, repeated_sequences
 from gates.roles.roles import (
     COREFERENCE,
-    DUPLICATE,
-    INDUCTION,
     LEAST_COUNT,
     POSITIONAL,
     RARE,
@@ -21,8 +16,8 @@ from gates.roles.roles import (
     p_values,
     specialised,
 )
-from gates.roles.shares import Shares, View
-from tests.gates.roles.built import Measured, built_model, padded, sentences
+from gates.roles.shares import Shares
+from tests.gates.roles.built import Measured, built_model, sentences
 from training.stats import significance
 
 
@@ -72,37 +67,6 @@ def test_the_state_does_not_grow_with_the_data(measured):
         return sum(getattr(metric, name).nelement() for metric in metrics for name in metric._defaults)
 
     assert size(Measured(built_model()).read(sentences(12)).metrics) == size(measured.metrics)
-
-
-def copy_roles(*, shuffled=False):
-    """Roles of four causal heads: behind the earlier copy, on it, on the token before, on all alike."""
-    sites = find_attention(GPT2Model(GPT2Config(n_embd=16, n_layer=1, n_head=4, vocab_size=80)))
-    copies, positional = CopyShares(sites), PositionalShares(sites)
-    rows = repeated_sequences(range(10, 80), 40, start=1)
-    ids = padded(rows, -1)
-    text, places = ids > 1, torch.arange(ids.shape[1])
-    view = View(torch.arange(len(rows)), text, ids >= 0, text, causal=True)
-    earlier = earlier_copies(ids, text)
-    before = (places - 1).clamp(min=0).expand_as(ids)
-    chosen = [torch.where(earlier >= 0, earlier + shift, places) for shift in (1, 0)] + [before]
-    weights = torch.stack([torch.nn.functional.one_hot(place, len(places)).float() for place in chosen], dim=1)
-    weights = torch.cat([weights, (view.visible / view.visible.sum(-1, keepdim=True)).unsqueeze(1)], dim=1)
-    if shuffled:
-        order = torch.rand(weights.shape, generator=torch.Generator().manual_seed(0)).masked_fill(
-            ~view.visible.unsqueeze(1), -1
-        )
-        weights = order.argsort(-1).argsort(-1).float()
-    copies.observe(0, weights, view, earlier)
-    positional.observe(0, weights, view)
-    found = copies.compute()
-    roles = [assign(rule, found.of(column), [rule.name]) for column, rule in enumerate((INDUCTION, DUPLICATE))]
-    roles.append(assign(POSITIONAL, positional.compute(), positional.names))
-    return [[role.rule.name for role in roles if role.holds[head]] for head in range(4)]
-
-
-def test_induction_duplicate_and_previous_token_heads_are_told_apart():
-    assert copy_roles() == [["induction"], ["duplicate"], ["positional"], []]
-    assert copy_roles(shuffled=True) == [[], [], [], []]
 
 
 def shares(values, baselines, *, count=1000.0, error=0.01):

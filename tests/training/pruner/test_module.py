@@ -7,7 +7,7 @@ import pytorch_lightning as pl
 import torch
 
 from gates.errors import GateError
-from gates.gating.families import END_TEMPERATURE
+from gates.gating.families import RelaxedTopK
 from gates.gating.schedule import NOT_CLOSED
 from gates.options import GateFamily
 from tests.training.pruner.fits import Each, N, Save, assert_same, fit, state
@@ -107,7 +107,7 @@ def test_temperatures_and_rounding_follow_the_prune_phase():
     assert rounds == [False] * (N // 2) + [True] * (N // 2)
     relaxed = [temperature for (temperature,) in relaxed]
     assert len(set(relaxed[N // 2 - 1 :])) == 1
-    assert relaxed[N // 2 - 1] == pytest.approx(END_TEMPERATURE)
+    assert relaxed[N // 2 - 1] == pytest.approx(RelaxedTopK.end_temperature)
     assert relaxed[0] > relaxed[1]
 
 
