@@ -1,7 +1,7 @@
 """The checks of one model type of Transformers, on a tiny model made of the defaults of its configuration.
 
-Gates of one change nothing, closed heads are closed, and scores are derivatives. A model without some heads, saved and loaded, has
-the outputs of the gated model, and the code of its model card runs.
+Gates of one change nothing, closed heads are closed, and scores are derivatives. A model without some heads, saved and loaded,
+has the outputs of the gated model, and the code of its model card runs.
 """
 
 from __future__ import annotations
