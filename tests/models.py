@@ -99,6 +99,25 @@ FAMILIES: dict[str, Family] = {
         generates=True,
         kv_heads=1,
     ),
+    "opt": Family(
+        lambda: t.OPTForCausalLM(
+            t.OPTConfig(
+                hidden_size=32,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                ffn_dim=40,
+                vocab_size=VOCABULARY,
+                max_position_embeddings=48,
+                word_embed_proj_dim=32,
+                pad_token_id=0,
+                bos_token_id=1,
+                eos_token_id=2,
+            )
+        ),
+        {"decoder": 8},
+        tuple(f"model.decoder.layers.{i}.self_attn.out_proj" for i in range(2)),
+        generates=True,
+    ),
     "bart": Family(
         lambda: t.BartForConditionalGeneration(t.BartConfig(**SEQ2SEQ)),
         {"encoder": 8, "decoder": 12, "cross": 12},

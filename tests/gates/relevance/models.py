@@ -36,7 +36,6 @@ OTHERS: dict[str, Callable[[], t.PreTrainedModel]] = {
     "modernbert": lambda: t.ModernBertForSequenceClassification(t.ModernBertConfig(cls_token_id=1, sep_token_id=2, **SIZES)),
     "mpnet": lambda: t.MPNetForSequenceClassification(t.MPNetConfig(**SIZES)),
     "mt5": lambda: t.MT5ForConditionalGeneration(t.MT5Config(**T5)),
-    "opt": lambda: t.OPTForCausalLM(t.OPTConfig(ffn_dim=40, word_embed_proj_dim=32, **SIZES)),
     "phi3": lambda: t.Phi3ForCausalLM(t.Phi3Config(num_key_value_heads=2, **SIZES)),
     "qwen2": lambda: t.Qwen2ForCausalLM(t.Qwen2Config(num_key_value_heads=2, **SIZES)),
     "t5": lambda: t.T5ForConditionalGeneration(t.T5Config(**T5)),
