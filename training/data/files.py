@@ -125,7 +125,7 @@ def refuse_empty_labels(file: str, table: pd.DataFrame, column: str, quoting: bo
         return
     where, path = f"example {int(empty.argmax()) + 1}", Path(file)
     if FORMATS[_ending(path).lower()] == "csv":
-        place = table.columns.get_loc(column)
+        place = list(table.columns).index(column)
         rows = ((line, row) for line, row in _rows(path, *_dialect(path, quoting)) if len(row) > 1 or "".join(row).strip())
         where = f"line {next(line for line, row in rows if not ''.join(row[place : place + 1]).strip())}"
     raise GateError(f"{where} of {file!r} has an empty label in the column {column!r}; give every example a label")
