@@ -110,7 +110,7 @@ class SentenceData(TaskData):
     def details(self) -> list[str]:
         assert self.tokenizer is not None
         limit = min(self.options.max_length, self.tokenizer.model_max_length)
-        lengths = [length for name in with_more_tests(self.splits) for length in self.splits[name]["length"]]
+        lengths = [length for name in with_more_tests(self.splits) for length in self.splits[name]["length"][:]]
         full = sum(length == limit for length in lengths)
         if not full:
             return []
