@@ -86,9 +86,13 @@ def takes_nothing(error: BaseException) -> int | None:
 
 
 @contextmanager
-def written_whole(directory: Path) -> Iterator[Path]:
-    """Yield a temporary directory, and rename it to ``directory`` on success or remove it on failure. A link stays, and its
-    empty target is filled."""
+def written_whole(directory: Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """Yield a temporary directory, and rename it to ``directory`` on success or remove it on failure.
+
+    Args:
+        directory: The directory, new or empty. A link stays, and its target is filled.
+        overwrite: Whether the directory may have content, which goes.
+    """
     directory = Path(os.path.realpath(directory))
     remove_left_behind(directory)
     partial = partial_of(directory)
@@ -98,7 +102,9 @@ def written_whole(directory: Path) -> Iterator[Path]:
             partial.mkdir(parents=True)
             yield partial
             bring_all_to_disk(partial)
-            if directory.exists():
+            if overwrite:
+                remove(directory)
+            elif directory.exists():
                 directory.rmdir()
             partial.rename(directory)
             bring_to_disk(directory.parent)

@@ -155,6 +155,7 @@ class GatedModel(SharedGates, nn.Module):
         self.steering = config.steering_for(self.gates)
         self.base_model = model
         self._has_stepped = False
+        self.closed_by_training: int | None = None
         self.train(model.training)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -223,6 +224,9 @@ class GatedModel(SharedGates, nn.Module):
     def fix_mask_(self) -> Tensor:
         """End the pruning: fix the gates at :meth:`mask`, for training and evaluation, and return the mask ``[gates]``.
 
+        ``closed_by_training`` then has the number of gates that training had closed, before their rank closed the rest of the
+        budget. :meth:`print_open_heads` prints it.
+
         Raises:
             GateError: For gates with a budget that were trained without :meth:`step_`, or that are all equal.
         """
@@ -237,7 +241,9 @@ class GatedModel(SharedGates, nn.Module):
                     f"all {self.gates.size} gates are equal, so a budget of {self.gate_config.budget} would keep the first; "
                     "train the gates, or call start_from_(scores) first"
                 )
-        self.set_mask_(self.mask())
+        mask, is_closed = self.mask(), ~self.gates.open().bool()
+        self.closed_by_training = int((is_closed & (mask.to(is_closed.device) == 0)).sum())
+        self.set_mask_(mask)
         return self.gates.mask.clone()
 
     def start_from_(self, scores: Tensor, spread: float = 1.0, *, by_layer: bool = True) -> Self:
@@ -320,6 +326,9 @@ class GatedModel(SharedGates, nn.Module):
         for kind, counts in table.items():
             of_kind = sum(site.heads for site in self.gates.sites if site.kind == kind)
             print(f"  {kind}: {sum(counts)} of {of_kind}, by layer {' '.join(map(str, counts))}")
+        if self.closed_by_training is not None:
+            closed = int((self.gates.mask == 0).sum())
+            print(f"of {closed} closed {self.gates.unit}s, training closed {self.closed_by_training}, and their rank the rest")
 
     def refit_(
         self,

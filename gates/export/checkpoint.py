@@ -28,7 +28,7 @@ from gates.errors import GateError, first_line
 from gates.export import stock as padding
 from gates.export.card import ModelCard, card_text
 from gates.export.cost import count_parameters, measure_cost
-from gates.export.safe_load import check_pruned_config, verify_checksums, write_checksums
+from gates.export.safe_load import CHECKSUM_FILE, check_pruned_config, verify_checksums, write_checksums
 from gates.export.stock import stock_model
 from gates.files import written_whole
 from gates.surgery.masks import save_mask
@@ -100,6 +100,7 @@ def save_pruned(
     card: ModelCard | None = None,
     check_batch: Mapping[str, Tensor] | None = None,
     measure: Sequence[int] | None = None,
+    overwrite: bool = False,
 ) -> Path:
     """Write ``model`` without the heads that ``mask`` drops, and do not change the model.
 
@@ -119,6 +120,7 @@ def save_pruned(
         check_batch: The model inputs for the comparison. Default: random inputs.
         measure: The batch sizes at which latency is measured for the README, on ``check_batch`` or random inputs. An empty
             list for parameters and FLOPs only, None for no measurement.
+        overwrite: Whether to replace an earlier export in the directory, once this one is complete.
 
     Raises:
         GateError: If the directory is not empty, the tokenizer has only special tokens, the form is not possible for the
@@ -133,7 +135,9 @@ def save_pruned(
     ['checksums.json', 'config.json', 'mask.json']
     """
     directory = Path(directory)
-    refuse_taken(directory)
+    is_replaced = overwrite and (directory / CHECKSUM_FILE).is_file() and (directory / "mask.json").is_file()
+    if not is_replaced:
+        refuse_taken(directory)
     given, model = model, as_stock_class(model)
     _check_form(model, form, pad_heads=pad_heads)
     text_tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # a processor contains one
@@ -149,7 +153,7 @@ def save_pruned(
     check_batch = of_dtype(example_inputs(model) if check_batch is None else check_batch, model.dtype)
     cut, kept = copy_in_form(model, mask, form, check_batch, values=values, pad_heads=pad_heads)
     unpadded = count_parameters(copy_in_form(model, mask, "pruned", check_batch)[0]) if pad_heads else None
-    with written_whole(directory) as partial:
+    with written_whole(directory, overwrite=is_replaced) as partial:
         cut.save_pretrained(partial)
         if tokenizer is not None:
             tokenizer.save_pretrained(partial)
@@ -247,9 +251,7 @@ def as_stock_class(model: PreTrainedModel) -> PreTrainedModel:
 def check_dense(model: PreTrainedModel, form: str) -> None:
     """Raise :class:`GateError` if the form needs a dense model and this one is pruned."""
     if getattr(model.config, "pruned_attention", None):
-        raise GateError(
-            f"the form {form!r} needs a dense model, but this one is pruned; use form='pruned' (--format remote-code)"
-        )
+        raise GateError(f"the form {form!r} needs a dense model, but this one is pruned; use form='pruned'")
 
 
 def load_pruned(

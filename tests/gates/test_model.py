@@ -341,6 +341,16 @@ def test_a_mask_of_gates_that_never_stepped_is_refused():
     assert int(gated.fix_mask_().sum()) == 3
 
 
+@pytest.mark.parametrize("closed", [0, 2, 5])
+def test_a_fixed_mask_tells_how_many_heads_training_had_closed(closed, capsys):
+    gated = get_gated_model(build("bert"), GateConfig(budget=3))
+    gated.gates.log_alpha.data = torch.where(torch.arange(8) < closed, -20.0, 5.0) + 0.01 * torch.arange(8)
+    gated.fix_mask_()
+    assert gated.closed_by_training == closed
+    gated.print_open_heads()
+    assert f"of 5 closed heads, training closed {closed}," in capsys.readouterr().out
+
+
 def test_a_budget_that_leaves_no_choice_is_not_arbitrary():
     gated = get_gated_model(build("bart"), GateConfig(budget={"encoder": 0}))
     kinds = gated.gates.kind_index()

@@ -144,7 +144,7 @@ def test_a_model_that_sees_what_it_must_not_is_refused_in_half_precision(tmp_pat
 def test_the_runs_model_comes_back_in_its_type(run, tmp_path):
     assert {parameter.dtype for parameter in load_trained(str(run)).model.parameters()} == {torch.bfloat16}
     assert "weights as they were, in bfloat16" in (run / "export" / "README.md").read_text()
-    more = ["--format", "remote-code", "--output", str(tmp_path / "again"), "--budget", "2"]
+    more = ["--format", "pruned", "--output", str(tmp_path / "again"), "--budget", "2"]
     assert run_command("export", [str(run), *more]) == 0
     assert {tensor.dtype for tensor in load_file(tmp_path / "again" / "model.safetensors").values()} == {torch.bfloat16}
 

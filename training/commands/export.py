@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import transformers
@@ -282,7 +282,6 @@ def refitted_to(trained: TrainedModel, mask: Tensor, dense: LoadedRun) -> tuple[
 
 BEHIND = ("--data", "--trainer.", "--model.backbone", "--model.trust_remote_code", "--model.allow_pickle")
 """The beginnings of the options of fit that may stand behind ``--``: places, and the device."""
-FORMS: dict[str, Literal["stock", "pruned", "masked"]] = {"stock": "stock", "remote-code": "pruned", "masked": "masked"}
 
 
 def export_run(line: CommandLine) -> None:
@@ -348,8 +347,8 @@ def default_output(options: Namespace) -> str:
     """Return the default directory of an export: that of the run with the options of the export in its name.
 
     >>> given = {"minimum_per_layer": 1, "pad_heads": False, "refit": True}
-    >>> default_output(Namespace(run="runs/mine/", format="remote-code", ranking="obs", budget={"encoder": 9}, **given))
-    'runs/mine-remote-code-obs-encoder9-min1-refit'
+    >>> default_output(Namespace(run="runs/mine/", format="pruned", ranking="obs", budget={"encoder": 9}, **given))
+    'runs/mine-pruned-obs-encoder9-min1-refit'
     """
     budget = options.budget
     kinds = "-".join(f"{kind}{count}" for kind, count in budget.items()) if isinstance(budget, dict) else budget
@@ -405,8 +404,8 @@ def export(trained: TrainedModel, mask: Tensor, options: Namespace, out: Path) -
     if options.format == "onnx":
         _export_onnx(trained, cut, mask, inputs, card, out)
     else:
-        form, pad = FORMS[options.format], options.pad_heads
-        save_pruned(model, out, mask, form=form, pad_heads=pad, tokenizer=trained.tokenizer, card=card, check_batch=inputs)
+        more = {"form": options.format, "pad_heads": options.pad_heads}
+        save_pruned(model, out, mask, **more, tokenizer=trained.tokenizer, card=card, check_batch=inputs)
     return cost
 
 

@@ -3,7 +3,7 @@
     python -m training.commands.gguf FOLDER --outtype q8_0 --outfile smaller.gguf
 
 llama.cpp's architecture ``llama`` has one number of heads for all layers. Its architecture ``deci`` of DeciLM computes the same
-and reads numbers by layer from the file. The converter writes ``deci`` here for exports of the form ``remote-code``. Its
+and reads numbers by layer from the file. The converter writes ``deci`` here for exports of the form ``pruned``. Its
 options stay the same, and it converts other models as usual.
 """
 

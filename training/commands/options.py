@@ -10,7 +10,7 @@ from jsonargparse import ArgumentParser
 from training.config.data import BleuTokenizer
 from training.config.paths import HubName, LocalPath
 
-Format = Literal["stock", "remote-code", "masked", "gates", "onnx"]
+Format = Literal["stock", "pruned", "masked", "gates", "onnx"]
 ConvertedForm = Literal["pruned", "masked"]
 """None of the families that Transformers 4 pruned has a stock class with fewer heads of the same width."""
 EXPERIMENTS = (
@@ -158,14 +158,14 @@ def export_parser() -> ArgumentParser:
     add(
         "--format",
         type=Format,
-        default="remote-code",
+        default="pruned",
         help="stock: heads gone, plain Transformers, if every layer keeps the same number or with --pad_heads; "
-        "remote-code: heads gone, any mask; masked: dense shape; gates: the gates alone; onnx: for ONNX Runtime.",
+        "pruned: heads gone, any mask; masked: dense shape; gates: the gates alone; onnx: for ONNX Runtime.",
     )
     add(
         "--output",
         type=LocalPath | None,
-        help="The directory to write (default: RUN with the options of the export, such as RUN-remote-code-9-refit).",
+        help="The directory to write (default: RUN with the options of the export, such as RUN-pruned-9-refit).",
     )
     add(
         "--pad_heads",

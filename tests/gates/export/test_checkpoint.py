@@ -103,12 +103,33 @@ def test_the_directory_holds_mask_and_card(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_taken_directory_is_refused(tmp_path):
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_taken_directory_is_refused(tmp_path, overwrite):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("precious")
     with pytest.raises(GateError, match="exists already"):
-        save("bert", tmp_path / "out")
+        save("bert", tmp_path / "out", overwrite=overwrite)
     assert (tmp_path / "out" / "thesis.tex").read_text() == "precious"
+
+
+def test_an_earlier_export_is_replaced_if_asked_for_and_stays_if_the_new_one_fails(tmp_path, monkeypatch):
+    model, mask, directory = save("bert", tmp_path / "out")
+    with pytest.raises(GateError, match="exists already"):
+        save_pruned(model, directory, mask)
+    (directory / "old.txt").touch()
+    with monkeypatch.context() as patch:
+        patch.setattr("gates.export.checkpoint.card_text", fails)
+        with pytest.raises(RuntimeError):
+            save_pruned(model, directory, 1 - mask, overwrite=True)
+    assert (directory / "old.txt").is_file()
+    save_pruned(model, directory, 1 - mask, overwrite=True)
+    assert torch.equal(load_mask(directory / "mask.json", find_attention(model)), 1 - mask)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert not (directory / "old.txt").exists()
+
+
+def fails(*arguments, **more):
+    raise RuntimeError
 
 
 def test_nothing_is_kept_when_the_reloaded_model_differs(tmp_path, monkeypatch):

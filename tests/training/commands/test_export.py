@@ -108,14 +108,14 @@ def call(run, out, *arguments):
     return run_command("export", [str(run), "--output", str(out), "--measure", "[]", *arguments])
 
 
-@pytest.mark.parametrize(("format", "remote"), [("remote-code", True), ("masked", False)])
+@pytest.mark.parametrize(("format", "remote"), [("pruned", True), ("masked", False)])
 def test_a_run_in_both_forms_that_take_any_mask(run, tmp_path, capsys, format, remote):
     assert call(run, tmp_path / "out", "--format", format) == 0
     assert f"{format}: 3 of 8 heads" in capsys.readouterr().out
     loaded = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out", trust_remote_code=remote)
     torch.testing.assert_close(logits(loaded.eval()), logits(dense(run), learned(run)), **CLOSE)
     assert torch.equal(written(run, tmp_path / "out"), learned(run))
-    if format == "remote-code":  # the same weights as the run's own export
+    if format == "pruned":  # the same weights as the run's own export
         ours, theirs = (load_file(folder / "model.safetensors") for folder in (tmp_path / "out", run / "export"))
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
@@ -161,10 +161,10 @@ def test_an_export_is_uploaded_once_it_is_written(run, tmp_path, capsys, monkeyp
     monkeypatch.setattr(hub, "HfApi", Api)
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: "hf_token_of_this_test")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    for format in ("remote-code", "gates"):
+    for format in ("pruned", "gates"):
         assert call(run, tmp_path / format, "--format", format, "--push_to_hub", f"someone/{format}", "--private") == 0
         assert f"uploaded to https://hub/someone/{format}/commit/1" in capsys.readouterr().out
-    assert uploaded == {"someone/remote-code": True, "someone/gates": True}
+    assert uploaded == {"someone/pruned": True, "someone/gates": True}
 
 
 @pytest.mark.integration
@@ -231,7 +231,7 @@ def test_the_weights_of_another_checkpoint(run, tmp_path):
 
 
 def test_the_card_states_costs_and_results_only_where_they_hold(run, tmp_path, capsys):
-    measured = ["--format", "remote-code", "--output", str(tmp_path / "own"), "--measure", "[1,2]"]
+    measured = ["--format", "pruned", "--output", str(tmp_path / "own"), "--measure", "[1,2]"]
     assert run_command("export", [str(run), *measured]) == 0
     shown = capsys.readouterr().out
     text = (tmp_path / "own" / "README.md").read_text()
@@ -248,7 +248,7 @@ def test_the_card_states_costs_and_results_only_where_they_hold(run, tmp_path, c
     assert result.dataset_name.startswith("Synthetic")
     assert "weights retrained with the mask" in text
     assert transformers.__version__ in text
-    assert call(run, tmp_path / "other", "--format", "remote-code", "--budget", "6") == 0
+    assert call(run, tmp_path / "other", "--format", "pruned", "--budget", "6") == 0
     text = (tmp_path / "other" / "README.md").read_text()
     assert "accuracy" not in text
     assert "not trained on with this mask" in text
@@ -329,13 +329,13 @@ def test_without_a_form_and_a_directory_it_is_the_pruned_form_beside_the_run(run
     arguments = [str(mine), "--budget", "2", "--measure", "[]"]
     assert run_command("export", arguments) == 0
     (written,) = set((tmp_path / "runs").iterdir()) - {mine}
-    assert written.name == "mine-remote-code-2"
+    assert written.name == "mine-pruned-2"
     assert load_pruned(written).config.pruned_attention
     assert run_command("export", arguments) == 2
-    assert "mine-remote-code-2' exists already" in capsys.readouterr().err
+    assert "mine-pruned-2' exists already" in capsys.readouterr().err
     monkeypatch.chdir(mine)
     for own, name in ((".", "mine"), ("../mine/checkpoints/dense.ckpt", "mine-dense")):
-        (tmp_path / "runs" / f"{name}-remote-code-2").mkdir(exist_ok=True)
-        (tmp_path / "runs" / f"{name}-remote-code-2" / "file").touch()
+        (tmp_path / "runs" / f"{name}-pruned-2").mkdir(exist_ok=True)
+        (tmp_path / "runs" / f"{name}-pruned-2" / "file").touch()
         assert run_command("export", [own, *arguments[1:]]) == 2
-        assert f"/{name}-remote-code-2' exists already" in capsys.readouterr().err
+        assert f"/{name}-pruned-2' exists already" in capsys.readouterr().err

@@ -20,7 +20,7 @@ def test_the_number_that_is_said_is_of_the_ridge_that_was_taken(tmp_path, capsys
     moved = str(shutil.move(tmp_path / "own.txt", tmp_path / "moved.txt"))
     refit = export.refitted_to
     monkeypatch.setattr(export, "refitted_to", lambda *given: found.append(refit(*given)) or found[-1])
-    arguments = [str(run), "--format", "remote-code", "--ranking", "obs", "--budget", "2", "--refit"]
+    arguments = [str(run), "--format", "pruned", "--ranking", "obs", "--budget", "2", "--refit"]
     files = [part for split in ("train", "select", "test") for part in (f"--data.{split}_file", moved)]
     assert run_command("export", [*arguments, "--output", str(tmp_path / "out"), "--", *files]) == 0
     ((_, refitted, _),) = found
@@ -76,7 +76,7 @@ def test_what_is_impossible_is_said_before_anything_is_scored_or_refitted(full_r
 def test_gates_of_a_run_that_pruned_nothing_rank_no_heads(tmp_path, capsys):
     dense = ["--model.prune", "0", "--model.retrain", "0", "--model.budget", "null", "--compare", "none"]
     assert fit(["--config", write_config(tmp_path), "--run_dir", str(tmp_path / "run"), *dense]) == 0
-    arguments = [str(tmp_path / "run"), "--format", "remote-code", "--measure", "[]"]
+    arguments = [str(tmp_path / "run"), "--format", "pruned", "--measure", "[]"]
     assert run_command("export", [*arguments, "--budget", "3", "--output", str(tmp_path / "three")]) == 2
     assert "this run pruned nothing, so its gates rank no heads; give --ranking" in capsys.readouterr().err
     assert run_command("export", [*arguments, "--budget", "8", "--output", str(tmp_path / "all")]) == 0

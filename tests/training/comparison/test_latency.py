@@ -136,7 +136,7 @@ def test_trained_models_are_read_and_exported_again(timed_run, tmp_path):
     assert trained.options.budget == TimeLimit.parse(BUDGET, tiny_table())
     assert trained.method == "learned+swap"
     for name, more in (("again", []), ("refit", ["--refit"])):
-        given = [str(run), "--format", "remote-code", *more, "--output", str(tmp_path / name), "--measure", "[]"]
+        given = [str(run), "--format", "pruned", *more, "--output", str(tmp_path / name), "--measure", "[]"]
         assert run_command("export", given) == 0
 
 
