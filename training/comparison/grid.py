@@ -62,6 +62,7 @@ from training.runs.stored import read_table
 from training.runs.tracking import lost_in_wandb, reachable
 from training.scoring.scorers import SCORERS, Scorer
 from training.setup import make_trainer, open_data, quiet_libraries, start_launched
+from training.stats.numbers import number, shown, signed, unit
 from training.truth.tables import as_markdown
 
 # What a comparison is asked for against itself, before anything is read or trained: options that nothing would use, and
@@ -335,20 +336,27 @@ def report(run: RunDirectory) -> ReportData:
 
 
 def show_summary(console: Console, contents: ReportData) -> None:
-    """Means with their intervals, one row per stage and method, one column per budget."""
-    summary = contents.summary
-    of = "mean over seeds with 95 % interval" if (summary["seeds"] > 1).any() else "one seed"
-    table = Table(title=f"test {contents.metric}, {of}")
+    """Print means with their intervals and differences to the dense model: a row per stage and method, two columns per budget.
+
+    Args:
+        console: The console.
+        contents: The content of the report.
+    """
+    summary, metric = contents.summary, contents.metric
+    of = "mean over seeds (95 % interval)" if (summary["seeds"] > 1).any() else "one seed"
+    table = Table("stage", "method", title=f"test {metric}{unit(metric)}, {of}")
     budgets = sorted(summary["budget"].unique(), reverse=True)
-    for name in ("stage", "method", *map(contents.label, budgets)):
-        table.add_column(name, justify="left" if name in ("stage", "method") else "right")
+    for budget in budgets:
+        table.add_column(contents.label(budget), justify="right")
+        table.add_column("- dense", justify="right")
+    of_dense: dict[str, float] = dict(summary[summary["method"] == "dense"][["stage", "mean"]].itertuples(index=False))
     for (stage, method), rows in summary.sort_values("stage", kind="stable").groupby(["stage", "method"], sort=False):
-        texts = [
-            f"{mean:.4f}" + ("" if math.isnan(low) else f" ({low:.4f} to {high:.4f})")  # one seed has no interval
-            for mean, low, high in zip(rows["mean"], rows["low"], rows["high"], strict=True)
-        ]
-        found = dict(zip(rows["budget"], texts, strict=True))
-        table.add_row(str(stage), str(method), *(found.get(budget, "") for budget in budgets))
+        cells = dict.fromkeys(budgets, ("", ""))
+        for budget, mean, low, high in rows[["budget", "mean", "low", "high"]].itertuples(index=False):
+            interval = "" if math.isnan(low) else f" ({number(metric, low)} to {number(metric, high)})"  # one seed has none
+            lost = mean - of_dense[stage] if stage in of_dense and method != "dense" else math.nan
+            cells[budget] = (number(metric, mean) + interval, "" if math.isnan(lost) else signed(shown(metric, lost)))
+        table.add_row(str(stage), str(method), *(text for pair in cells.values() for text in pair))
     console.print(table)
     if said := warning(contents):
         console.print(said, soft_wrap=True)
