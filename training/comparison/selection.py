@@ -103,7 +103,7 @@ ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 QUICK_REFIT = RefitSearch(ridges=[0.1])
-"""How a run refits to heads that it compares. The best of three ridges takes three times as long: for the heads that it keeps."""
+"""How a run refits to heads that it compares. Three ridges take three times as long: for the heads that it keeps."""
 
 KNOWN_MASK = {"pipelined": False}
 """Options of training on with a mask that is known, for which weights need not wait."""
