@@ -573,3 +573,43 @@ def test_a_top_k_family_goes_its_whole_way(tmp_path):
     assert (found[0], found[-1]) == (8, 2)
     assert found == sorted(found, reverse=True)
     assert int(gated.mask().sum()) == 2
+
+
+def test_the_budget_has_the_same_price_however_strongly_weights_are_clipped(tmp_path):
+    prices = []
+    for clip in (0.0, 1e-3, 1e3):
+        gated = gated_bert(budget=3, ramp=1.0)
+        for parameter in gated.base_model.parameters():
+            parameter.requires_grad_(False)
+        gated.classifier.weight.requires_grad_(True)
+        settings = arguments(tmp_path, max_grad_norm=clip, learning_rate=0.0)
+        GatedTrainer(gated, settings, train_dataset=examples(32), retrain=0.0).train()
+        prices.append(gated.steering.price[0])
+    assert prices[1:] == pytest.approx([prices[0]] * 2, rel=1e-4)
+    assert prices[0] > 0
+
+
+def test_the_best_checkpoint_brings_its_gates(tmp_path):
+    gated = gated_bert()
+    trainer_with_scores(gated, tmp_path, [0.3, 0.9, 0.1]).train()
+    other = gated_bert()
+    other.load_gates_(tmp_path / "checkpoint-2")
+    assert torch.equal(gated.gates.log_alpha, other.gates.log_alpha)
+    other.load_gates_(tmp_path / "checkpoint-3")
+    assert not torch.equal(gated.gates.log_alpha, other.gates.log_alpha)
+
+
+def test_the_loss_of_a_classifier_is_a_mean_over_accumulated_batches(tmp_path):
+    class TaskGradient(t.TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, model, **kwargs):
+            found.append(model.classifier.weight.grad.clone())
+
+    found = []
+    for size, accumulation in ((16, 1), (8, 2), (4, 4)):
+        gated = gated_bert().set_mask_(torch.ones(8))
+        settings = arguments(
+            tmp_path, max_steps=1, per_device_train_batch_size=size, gradient_accumulation_steps=accumulation, max_grad_norm=0.0
+        )
+        GatedTrainer(gated, settings, train_dataset=examples(64), callbacks=[TaskGradient()]).train()
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-4, atol=1e-6)

@@ -9,10 +9,12 @@ import yaml
 
 from gates.errors import GateError
 from tests.training.runs import write_config
+from tests.training.stops import Moment, fit
 from training.commands.table import run_command
 from training.config import RunOptions
+from training.data.synthetic import build_tokenizer, generate
 from training.fit import main
-from training.runs.directory import RunDirectory
+from training.runs.directory import LOCK, RunDirectory
 from training.runs.resume import (
     FREE_WHEN_RESUMED,
     RUN_INPUTS,
@@ -21,6 +23,8 @@ from training.runs.resume import (
     checkpoint_of,
     note_inputs,
 )
+
+STEP = "training.pruner.module:HeadPruner.optimizer_step"
 
 
 def resumed(folder, config):
@@ -138,3 +142,53 @@ def test_the_configuration_of_a_run_is_read_within_limits(text, tmp_path):
     (tmp_path / "config.yaml").write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(GateError, match=r"config.yaml' cannot be read .*; start a new run"):
         check_same_options(RunDirectory(tmp_path, resumes=True), "seed: 1\n")
+
+
+def contents(folder):
+    """Every file below a folder but the lock."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != LOCK)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+@pytest.mark.nightly
+def test_a_stopped_run_does_not_go_on_with_other_data(tmp_path):
+    """Files may change under the same name."""
+    build_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    given = ["--config", write_config(tmp_path), "--run_dir", "run", "--data", "Text", "--data.tokenizer", "tokenizer"]
+    for seed, name in enumerate(("train", "test")):
+        rows = [f"{row['text']}\t{row['label']}" for row in generate(64, seed=seed)]
+        (tmp_path / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
+        given += [f"--data.{name}_file", f"{name}.tsv"]
+    code, said = fit(given, tmp_path, Moment(STEP, 6))
+    assert code < 0, said
+    whole = (tmp_path / "train.tsv").read_text()
+    rows = whole.splitlines()
+    (tmp_path / "train.tsv").write_text("\n".join([*rows[:-1], rows[1]]) + "\n")
+    before = contents(tmp_path / "run")
+    code, said = fit([*given, "--existing", "resume", "--compare", "posthoc"], tmp_path)
+    assert code == 2
+    assert "has changed since: its data (their content)" in said
+    assert contents(tmp_path / "run") == before  # its configuration among them
+    (tmp_path / "train.tsv").write_text(whole)
+    assert fit([*given, "--existing", "resume"], tmp_path) == (0, "")
+
+
+@pytest.mark.integration
+def test_a_comparison_that_is_stopped_between_its_tables_is_not_taken_for_finished(compared, tmp_path, monkeypatch, capsys):
+    run = shutil.copytree(compared[0], tmp_path / "run")
+    began = (run / "config.yaml").read_text()
+    given = ["--config", compared[1], "--run_dir", str(run), "--methods", "learned,his", "--budgets", "3", "--seeds", "0"]
+    with monkeypatch.context() as patch:
+        patch.setattr("training.comparison.grid.run_seed", lambda *args: (_ for _ in ()).throw(Stopped))
+        with pytest.raises(Stopped):
+            run_command("compare", given)
+    assert (run / "config.yaml").read_text() == began  # that of the tables, which are still there
+    with monkeypatch.context() as patch:
+        stop_between_tables(patch)
+        with pytest.raises(Stopped):
+            run_command("compare", given)
+    assert run_command("summary", [str(run)]) == 2
+    assert "does not hold a finished run" in capsys.readouterr().err
+    assert run_command("compare", given) == 0
+    assert (run / "config.yaml").read_text() != began
+    assert json.loads((run / "metrics.json").read_text())["methods"] == ["learned", "his"]

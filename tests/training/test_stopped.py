@@ -1,6 +1,7 @@
 """Runs that are stopped, at any moment of their life, and go on."""
 
 import shlex
+import shutil
 import signal
 
 import pandas as pd
@@ -132,3 +133,19 @@ def test_the_advice_names_a_directory_that_nobody_has_named(tmp_path):
         130,
         "stopped; go on with --existing resume\n",
     )
+
+
+@pytest.mark.nightly
+def test_a_run_that_is_overwritten_is_never_half_of_two(unbroken, tmp_path):
+    """Stopped while the old one is removed, it can be started again; nothing of the old one goes into it."""
+    shutil.copytree(unbroken, tmp_path / "run")
+    given = arguments_in(tmp_path, "--run_dir", "run", "--existing", "overwrite", "--seed", "5")
+    code, said = fit(given, tmp_path, Moment("shutil:rmtree", 2), signal.SIGINT)
+    assert (code, said) == (130, "stopped; nothing was written; start again\n")
+    assert (tmp_path / "run" / "config.yaml").read_text() == (unbroken / "config.yaml").read_text()
+    code, said = fit(given, tmp_path, Moment(STEP, 3), signal.SIGINT)
+    assert (code, said) == (130, "stopped; go on with --existing resume\n")
+    left = {path.name for path in (tmp_path / "run").iterdir()}
+    assert not list((tmp_path / "run" / "experiments").glob("[!.]*"))
+    assert not left & {"export", "comparison.csv", "metrics-before-resuming.csv", "finished.json"}
+    assert not list((tmp_path / "run" / "checkpoints").iterdir())

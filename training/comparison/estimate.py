@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from training.comparison.experiments import Experiments
-from training.comparison.methods import CHEAP_RIVALS
+from training.comparison.methods import CHEAP_RIVALS, own_method
 from training.comparison.plan import PlanEntry
 from training.config import RefitSearch
 from training.config.comparison import POST_HOC
@@ -65,8 +65,11 @@ def seconds_of_run(subject: ScoringContext, experiments: Experiments, plan: Sequ
     if setup.model.refits:
         known = 1 + len(CHEAP_RIVALS) if options.keep == "best" else 1
         training += (known + len(search.ridges)) * refit + (known - 1) * score
-    comparison = sum(_seconds_of(entry, steps["retrain"], refit=refit, score=score, rows=select + test) for entry in plan)
-    return training, comparison + select * len(setup.end.curve) * len(plan)
+    own = own_method(setup.model)  # trained before the comparison
+    others = [entry for entry in plan if entry.method != own]
+    comparison = sum(_seconds_of(entry, steps["retrain"], refit=refit, score=score, rows=select + test) for entry in others)
+    points = len(setup.end.curve) * len(others) if setup.end.compare != "none" else 0
+    return training, comparison + ROW + select + test + select * points
 
 
 def _seconds_of(entry: PlanEntry, retrain: float, *, refit: float, score: float, rows: float) -> float:

@@ -230,3 +230,10 @@ def test_what_is_no_mask(mask, expected):
 def test_a_mask_of_any_type(dtype):
     check_mask(torch.tensor([1, 0, 1]).to(dtype), 3)
     check_mask(torch.empty(3, dtype=dtype, device="meta"), 3)
+
+
+@given(scores=st.lists(st.integers(-3, 3), min_size=12, max_size=12), budget=st.integers(0, 12))
+@settings(deadline=None, max_examples=50)
+def test_masks_hold_the_budget(scores, budget):
+    mask = budget_mask(torch.tensor(scores, dtype=torch.float64), Budget(budget, {}), **THREE_LAYERS)
+    assert mask.sum() == budget

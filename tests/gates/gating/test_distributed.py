@@ -1,5 +1,7 @@
 """Gates of a model that two processes share, in two real processes: those of one process with all examples."""
 
+import os
+
 import pytest
 import torch
 from packaging.version import Version
@@ -53,7 +55,7 @@ def counted(layers):
     return runs
 
 
-def train(kind, rank, world, *, shard_first=False, checkpointed=False):
+def train(kind, rank, world, *, shard_first=False, checkpointed=False, stops_at=None):
     """The gates' gradients of each step, and how they end."""
     model = build(kind)
     attention = [part for part in model.modules() if type(part).__name__ in ("BertSelfAttention", "LlamaAttention")]
@@ -72,6 +74,8 @@ def train(kind, rank, world, *, shard_first=False, checkpointed=False):
     optimizer = torch.optim.AdamW(gated.parameter_groups(1e-2, gate_learning_rate=0.05))
     gradients = []
     for step in range(STEPS):
+        if step == stops_at and rank == 1:
+            os._exit(9)
         for part in range(2):  # of what one optimiser step accumulates
             (gated(**batch(kind, 2 * step + part, rank, world)).loss / 2).backward()
         gradients.append(gated.gates.log_alpha.grad.clone())
@@ -161,11 +165,37 @@ def test_a_draw_for_the_batch_is_shared_draws_per_example_are_not_and_gates_that
         assert "gates, masks or seeds of the processes differ" in found["gates"]
 
 
+def survives(rank, folder):
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    try:
+        train("bert", rank, 2, stops_at=3)
+    except RuntimeError as error:
+        torch.save(str(error), f"{folder}/error.pt")
+        os._exit(3)
+
+
+@pytest.mark.integration
+@pytest.mark.filterwarnings(FORKED)
+def test_a_process_that_dies_ends_the_others_with_an_error(tmp_path):
+    """Nobody waits in vain for its gradients."""
+    context = torch.multiprocessing.get_context("fork")
+    both = [context.Process(target=survives, args=(rank, str(tmp_path))) for rank in range(2)]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join()
+    ended = [process.exitcode for process in both]
+    for process in both:
+        process.kill()
+    assert ended == [3, 9]
+    assert torch.load(tmp_path / "error.pt", weights_only=True)
+
+
 # -- what is refused --------------------------------------------------------------------------------------------
 
 
-def test_one_process_is_refused():
-    with pytest.raises(GateError, match="there is one process"):
+def test_one_process_has_nobody_to_share_with():
+    with pytest.raises(GateError, match=r"there is one process.*init_process_group\(\) comes first"):
         replicate_(get_gated_model(build("bert")).gates, seed=0)
 
 

@@ -181,3 +181,12 @@ def test_options_out_of_range_are_refused(make):
     """A stretch has to contain 0 and 1, or no gate would be 0, or 1, with a probability above 0."""
     with pytest.raises(GateError, match=r"expected|must"):
         make()
+
+
+def test_straight_through_is_hard_forward_and_soft_backward():
+    hard, soft = HardConcrete(500, initial_log_alpha=0.0, straight_through=True), HardConcrete(500, initial_log_alpha=0.0)
+    z_hard, z_soft = (gates(torch.Generator().manual_seed(3)) for gates in (hard, soft))
+    torch.testing.assert_close(z_hard.detach(), (z_soft > 0).float())
+    weights = torch.randn(500)
+    gradients = [torch.autograd.grad((weights * z).sum(), g.log_alpha)[0] for z, g in ((z_hard, hard), (z_soft, soft))]
+    torch.testing.assert_close(*gradients)

@@ -6,6 +6,7 @@ from itertools import islice
 
 import pandas as pd
 import pytest
+import torch
 from huggingface_hub import ModelCard
 
 from gates.errors import GateError
@@ -195,3 +196,47 @@ def test_a_run_trains_compares_and_exports(arguments, files, tmp_path, capsys):
     assert run_command("summary", [str(run), "--metric", "test_other_perplexity", "--stage", "retrained"]) == 0
     dense = table[(table["method"] == "dense") & (table["stage"] == "retrained")].iloc[0]
     assert f"| retrained | dense | {dense['test_other_perplexity']:.1f} |" in capsys.readouterr().out
+
+
+@pytest.mark.integration
+def test_a_stopped_run_ends_as_an_unbroken_one(arguments, tmp_path, monkeypatch):
+    stopped, unbroken = str(tmp_path / "stopped"), str(tmp_path / "unbroken")
+    more = ["--compare", "none"]
+    read, calls = StreamedRows.__getitem__, [0]
+
+    def breaks_off(rows, number):
+        calls[0] += 1
+        if calls[0] == 27:
+            raise KeyboardInterrupt
+        return read(rows, number)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(StreamedRows, "__getitem__", breaks_off)
+        assert fit([*arguments, *more, "--run_dir", stopped]) == 130
+    assert fit([*arguments, *more, "--run_dir", stopped, "--existing", "resume"]) == 0
+    assert fit([*arguments, *more, "--run_dir", unbroken]) == 0
+    one, other = (torch.load(f"{run}/checkpoints/final.ckpt")["state_dict"] for run in (stopped, unbroken))
+    for name, value in one.items():
+        if torch.is_tensor(value):
+            assert torch.equal(value, other[name]), name
+
+
+@pytest.mark.integration
+def test_a_stream_that_has_changed_is_not_gone_on_with(arguments, files, tmp_path, capsys):
+    train = tmp_path / "train.jsonl"
+    shutil.copy(files["train_file"], train)
+    more = ["--data.train_file", str(train), "--compare", "none", "--run_dir", str(tmp_path / "run")]
+    assert fit([*arguments, *more]) == 0
+    for name in ("metrics.json", "finished.json"):
+        (tmp_path / "run" / name).unlink()
+    train.write_text(train.read_text() + json.dumps({"text": "one more"}) + "\n")
+    assert fit([*arguments, *more, "--existing", "resume"]) == 2
+    assert "data (their content)" in capsys.readouterr().err
+
+
+def test_two_processes_share_the_batches_of_one(files):
+    data = opened(files)
+    alone = [list(batch) for batch in data.batches_of_run(epochs=1, first=0, rank=0, world=1)]
+    both = [list(data.batches_of_run(epochs=1, first=0, rank=rank, world=2)) for rank in (0, 1)]
+    joined = [sorted(one + other) for one, other in zip(*both, strict=True)]
+    assert joined == [first + second for first, second in zip(alone[::2], alone[1::2], strict=True)]

@@ -47,3 +47,13 @@ def test_frozen_weights_stay_whatever_the_number_of_checkpoints():
     with torch.no_grad():
         callback._replace(layer)
     assert torch.equal(layer.weight, before)
+
+
+def test_weights_that_are_frozen_while_pruning_move_in_the_finetune_only():
+    record = Record()
+    fit(make_pruner(freeze_while_pruning=["embeddings"]), record)
+    name = next(name for name in record.after[1] if "word_embeddings" in name)
+    other = next(name for name in record.after[1] if "layer.0" in name and "query.weight" in name)
+    assert not torch.equal(record.after[1][name], record.after[N][name])
+    assert torch.equal(record.after[N][name], record.after[3 * N][name])
+    assert not torch.equal(record.after[N][other], record.after[3 * N][other])

@@ -268,3 +268,25 @@ def test_the_teacher_is_saved_only_where_training_goes_on(taught):
     _, folder = taught
     kept = {path.stem: "teacher" in torch.load(path, weights_only=True) for path in folder.iterdir()}
     assert kept == {str(N): False, **{str(step): True for step in TAUGHT[1:]}, "final": False}
+
+
+def test_without_weight_training_is_as_if_there_were_no_distillation():
+    """Bit for bit that of a module whose training step is the task's loss and the penalty alone."""
+    plain = make_pruner()
+
+    def training_step(batch, batch_idx):
+        noise = (plain.seed * 1_000_003 + batch_idx) * 4096
+        plain.gates.generator = torch.Generator().manual_seed(noise + 1)
+        torch.manual_seed(noise + 1)
+        return plain.task.losses(plain.backbone, batch)[0].mean() + plain.steering.penalty(plain.ramp(plain.global_step))
+
+    plain.training_step = training_step
+    assert_same(state(fit(make_pruner(distil=0.0, distil_hidden=0.0))), state(fit(plain)))
+
+
+def test_at_a_high_temperature_the_gradient_is_that_of_matching_centred_logits():
+    """Hinton et al. 2015, equation 4: (v - z) / classes for centred logits, whatever the temperature."""
+    student, teacher = (logits - logits.mean(-1, keepdim=True) for logits in torch.randn(2, 3, 5, dtype=torch.float64))
+    student.requires_grad_()
+    (gradient,) = torch.autograd.grad(logit_kl(student, teacher, temperature=1000.0), student)
+    torch.testing.assert_close(gradient.double(), (student.detach() - teacher) / 5 / 3, atol=1e-4, rtol=1e-2)

@@ -10,8 +10,8 @@ from gates.errors import GateError
 from gates.gating.families import RelaxedTopK
 from gates.gating.schedule import NOT_CLOSED
 from gates.options import GateFamily
-from tests.training.pruner.fits import Each, N, Save, assert_same, fit, state
-from tests.training.runs import make_pruner
+from tests.training.pruner.fits import Each, N, Save, assert_same, fit, make_data, state
+from tests.training.runs import MODEL, make_pruner, make_trainer
 from training.pruner.module import HeadPruner
 from training.scoring.scorers import Scores
 from training.scoring.subject import ScoringContext
@@ -348,3 +348,55 @@ def test_masked_heads_do_not_train():
     fit(pruner, fixed=torch.tensor([0.0, 1, 1, 1, 1, 1, 1, 1]))
     assert torch.equal(rows[:4], before[:4])
     assert not torch.equal(rows[4:], before[4:])
+
+
+def test_accumulated_halves_equal_whole_batches():
+    """Without dropout, in fine-tuning: two batches of 8 accumulated are one of 16 of the same examples."""
+    model = MODEL | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+    class FirstHalves(torch.utils.data.Sampler):
+        def __init__(self, batches):
+            self.batches = [half for batch in batches for half in (batch[:8], batch[8:])]
+
+        def __len__(self):
+            return len(self.batches)
+
+        def __iter__(self):
+            return iter(self.batches)
+
+    results = []
+    for accumulate in (1, 2):
+        pruner = make_pruner(from_scratch=model, finetune=100.0, prune=0.1, retrain=0.0)
+        data = make_data()
+        if accumulate == 2:
+            whole = data.train_dataloader
+
+            def halves(whole=whole, data=data):
+                data.trainer.lightning_module  # noqa: B018 - the loader asks its trainer for the length of the run
+                return data._loader("train", FirstHalves(list(whole().batch_sampler)))
+
+            data.train_dataloader = halves
+        make_trainer(accumulate_grad_batches=accumulate, limit_train_batches=7 * accumulate, max_steps=6).fit(pruner, data)
+        results.append(state(pruner))
+    start = state(make_pruner(from_scratch=model))
+    for name, tensor in results[0].items():
+        if name.startswith("backbone."):
+            torch.testing.assert_close(tensor, results[1][name], atol=1e-4, rtol=1e-3, msg=name)
+    assert not torch.allclose(results[0]["backbone.classifier.weight"], start["backbone.classifier.weight"], atol=1e-3)
+
+
+def test_frozen_parameters_stay_and_gates_still_learn():
+    pruner = make_pruner(freeze=[".*"])
+    before, start = state(pruner), pruner.gates.log_alpha.detach().clone()
+    fit(pruner)
+    for name, tensor in state(pruner).items():
+        if name.startswith("backbone."):
+            assert torch.equal(tensor, before[name])
+    assert not torch.equal(pruner.gates.log_alpha, start)
+
+
+@pytest.mark.parametrize("settings", [{"budget": None}, {"budget": {"encoder": 2}}])
+def test_a_finetune_serves_every_budget_and_the_price(settings, trained):
+    dense = trained(gate="hard-concrete").checkpoint(N)
+    found = fit(make_pruner(**settings), ckpt_path=dense)
+    assert_same(state(found), trained(gate="hard-concrete", **settings).state)

@@ -724,3 +724,8 @@ def test_binary_f1_is_of_the_second_class():
     assert majority_class([0, 0, 1])["binary_f1"] == 0
     assert majority_class([0, 1, 1])["binary_f1"] == pytest.approx(0.8)
     assert "binary_f1" not in majority_class([0, 1, 2])
+
+
+def test_the_bootstrap_agrees_with_mcnemar_on_many_examples():
+    a, b, targets = systems(examples=2000, better=0.02)
+    assert paired(a, b, targets).p == pytest.approx(mcnemar(a[0] == targets, b[0] == targets), abs=0.02)
