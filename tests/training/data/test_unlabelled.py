@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
 
 from gates.errors import GateError
-from tests.training.runs import run_fit
+from training.commands.table import run_command
 from training.config.data import Text
 from training.data.synthetic import build_tokenizer
 from training.data.text import TextData
@@ -53,14 +53,28 @@ def test_a_label_column_beside_them_is_refused(folder):
 
 
 @pytest.mark.integration
-def test_a_fine_tuned_model_is_pruned_without_labels(folder):
+def test_a_fine_tuned_model_is_pruned_without_labels(folder, capsys):
     files = [f"--data.{split}_file={folder / split}.csv" for split in ("train", "test")]
-    options = ["--config", "configs/finetuned.yaml", "--model.backbone", str(folder / "model"), *files]
-    more = ["--data.unlabelled", "true", "--model.min_prune_steps", "4", "--run_dir", str(folder / "run")]
-    done = run_fit(*options, *more, "--wandb.mode", "disabled", cwd=".")
-    assert done.returncode == 0, done.stderr
-    assert "accuracy says how often a pruned model agrees with it" in " ".join(done.stdout.split())
-    assert "test accuracy" in done.stdout
-    refused = run_fit(*options, *more, "--model.finetune", "1", "--existing", "overwrite", cwd=".")
-    assert refused.returncode == 2
-    assert "would learn its own predictions; set --model.finetune 0" in refused.stderr
+    options = [
+        "--config",
+        "configs/finetuned.yaml",
+        "--model.backbone",
+        str(folder / "model"),
+        *files,
+        "--data.unlabelled=true",
+    ]
+    more = [
+        "--data.unlabelled=true",
+        "--model.min_prune_steps",
+        "4",
+        "--run_dir",
+        str(folder / "run"),
+        "--wandb.mode",
+        "disabled",
+    ]
+    assert run_command("fit", [*options, *more]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "accuracy says how often a pruned model agrees with it" in shown
+    assert "test accuracy" in shown
+    assert run_command("fit", [*options, *more, "--model.finetune", "1", "--existing", "overwrite"]) == 2
+    assert "would learn its own predictions; set --model.finetune 0" in capsys.readouterr().err
