@@ -102,12 +102,14 @@ def written_whole(directory: Path, *, overwrite: bool = False) -> Iterator[Path]
             partial.mkdir(parents=True)
             yield partial
             bring_all_to_disk(partial)
+            old = partial.with_name(f"{partial.name}-replaced")
             if overwrite:
-                remove(directory)
+                directory.rename(old)
             elif directory.exists():
                 directory.rmdir()
             partial.rename(directory)
             bring_to_disk(directory.parent)
+            remove(old)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

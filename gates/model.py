@@ -242,7 +242,8 @@ class GatedModel(SharedGates, nn.Module):
                     "train the gates, or call start_from_(scores) first"
                 )
         mask, is_closed = self.mask(), ~self.gates.open().bool()
-        self.closed_by_training = int((is_closed & (mask.to(is_closed.device) == 0)).sum())
+        if self.gates.mode != "masked":
+            self.closed_by_training = int((is_closed & (mask.to(is_closed.device) == 0)).sum())
         self.set_mask_(mask)
         return self.gates.mask.clone()
 

@@ -306,6 +306,12 @@ FORMS: dict[str, str] = {
     "masked": "masked (dense shape, dropped heads are zero)",
     "onnx": "ONNX (heads removed)",
 }
+LOADS = {
+    "pruned": "Transformers loads this model with `trust_remote_code=True`, or where the package head-gates is installed.",
+    "stock": "Transformers alone loads this model.",
+    "masked": "Transformers alone loads this model.",
+    "onnx": "ONNX Runtime runs this model.",
+}
 RESULTS, END = "<!-- results -->", "<!-- end of results -->"
 Metrics = Mapping[str, float | int | str]
 
@@ -379,6 +385,8 @@ def card_text(
         *header,
         f"# {title}",
         "",
+        LOADS[form],
+        "",
         f"- Base model: `{shown}`",
         f"- Mask found by: {' '.join(card.method.split()) or 'not stated'} (the kept heads are in `mask.json`)",
         f"- Parameters: {parameters:,} (dense: {count_parameters(dense):,})",
@@ -392,7 +400,7 @@ def card_text(
     if form == "pruned":
         lines += [
             "",
-            "Where head-gates is installed, call `import gates; gates.register()` first. The model then loads without "
+            "With head-gates, call `import gates; gates.register()` first. The model then loads without "
             "`trust_remote_code`, and no code of this folder runs.",
         ]
     if card.metrics:

@@ -28,7 +28,7 @@ from gates.errors import GateError, first_line
 from gates.export import stock as padding
 from gates.export.card import ModelCard, card_text
 from gates.export.cost import count_parameters, measure_cost
-from gates.export.safe_load import CHECKSUM_FILE, check_pruned_config, verify_checksums, write_checksums
+from gates.export.safe_load import check_pruned_config, holds_only_an_export, verify_checksums, write_checksums
 from gates.export.stock import stock_model
 from gates.files import written_whole
 from gates.surgery.masks import save_mask
@@ -120,7 +120,8 @@ def save_pruned(
         check_batch: The model inputs for the comparison. Default: random inputs.
         measure: The batch sizes at which latency is measured for the README, on ``check_batch`` or random inputs. An empty
             list for parameters and FLOPs only, None for no measurement.
-        overwrite: Whether to replace an earlier export in the directory, once this one is complete.
+        overwrite: Whether to replace an earlier export in the directory, once this one is complete. A directory with other
+            files is refused.
 
     Raises:
         GateError: If the directory is not empty, the tokenizer has only special tokens, the form is not possible for the
@@ -135,7 +136,7 @@ def save_pruned(
     ['checksums.json', 'config.json', 'mask.json']
     """
     directory = Path(directory)
-    is_replaced = overwrite and (directory / CHECKSUM_FILE).is_file() and (directory / "mask.json").is_file()
+    is_replaced = overwrite and holds_only_an_export(directory)
     if not is_replaced:
         refuse_taken(directory)
     given, model = model, as_stock_class(model)

@@ -66,6 +66,17 @@ def write_checksums(directory: str | os.PathLike[str]) -> None:
         partial.write_text(json.dumps({"sha256": sums}, indent=2) + "\n", encoding="utf-8")
 
 
+def holds_only_an_export(directory: str | os.PathLike[str]) -> bool:
+    """Return whether a directory has the files that :func:`write_checksums` listed, and nothing that somebody added."""
+    directory = Path(directory)
+    if not (directory / CHECKSUM_FILE).is_file():
+        return False
+    verify_checksums(directory)
+    listed = {*read_json(directory / CHECKSUM_FILE)["sha256"], *NOT_CHECKED}
+    found = (path.relative_to(directory) for path in directory.rglob("*") if not path.is_dir())
+    return all(path.as_posix() in listed or "__pycache__" in path.parts for path in found)
+
+
 def verify_checksums(directory: str | os.PathLike[str]) -> None:
     """Compare every file that ``checksums.json`` lists with its SHA-256; a directory without that file passes."""
     directory = Path(directory)

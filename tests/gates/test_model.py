@@ -346,6 +346,7 @@ def test_a_fixed_mask_tells_how_many_heads_training_had_closed(closed, capsys):
     gated = get_gated_model(build("bert"), GateConfig(budget=3))
     gated.gates.log_alpha.data = torch.where(torch.arange(8) < closed, -20.0, 5.0) + 0.01 * torch.arange(8)
     gated.fix_mask_()
+    gated.fix_mask_()
     assert gated.closed_by_training == closed
     gated.print_open_heads()
     assert f"of 5 closed heads, training closed {closed}," in capsys.readouterr().out

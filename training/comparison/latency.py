@@ -1,4 +1,4 @@
-"""A run with a budget in time: the table that it goes by, and what its pruned model takes in the end."""
+"""Budgets in time: the latency table of a run, and the time of its pruned model."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from training.runs.directory import LATENCY, RunDirectory
 from training.setup import make_trainer
 
 TOLERANCE = 0.05
-"""Share of the target by which the latency that is achieved may be above it."""
+"""The share of the target by which the achieved latency may exceed it."""
 
 
 def timed(setup: Setup, run: RunDirectory, data: TaskData) -> Setup:
-    """The same setup, in which a budget in time has become a limit by the table that is given, that of the run which goes on,
-    or one that is measured now. Writes nothing.
+    """Return the setup with a latency limit in place of a budget in time. Write nothing.
+
+    The table is the given one, that of the resumed run, or one that is measured here.
 
     Raises:
-        GateError: for a table of another model, a time that this model cannot have, or one that is to be measured by several
-            processes at once.
+        GateError: For a table of another model, a time that this model cannot have, or several processes that would measure.
     """
     if not setup.model.is_timed:
         return setup
@@ -40,10 +40,10 @@ def timed(setup: Setup, run: RunDirectory, data: TaskData) -> Setup:
 
 
 def table_of(budgets: Sequence[str], setup: Setup, kept: Path | None, data: Callable[[], TaskData]) -> LatencyTable:
-    """The table that is given, that of an earlier call where there is a file of it, or one that is measured now.
+    """Return the given table, or that of an earlier call if its file exists, or one that is measured here.
 
     Raises:
-        GateError: for a file that holds no table, or several processes that would measure at once.
+        GateError: For a file without a table, or several processes that would measure at once.
     """
     if setup.model.latency_table is not None:
         return LatencyTable.read(setup.model.latency_table)
@@ -55,17 +55,17 @@ def table_of(budgets: Sequence[str], setup: Setup, kept: Path | None, data: Call
 def limits_of(
     budgets: Sequence[BudgetOption], setup: Setup, kept: Path | None, data: Callable[[], TaskData]
 ) -> list[BudgetOption]:
-    """The budgets of a comparison, in which times have become limits by one table of its model's; data are opened to measure.
+    """Return the budgets of a comparison with limits by one table in place of times. Data is only read to measure.
 
     Raises:
-        GateError: see :func:`table_of`; for a table of another model, and a time that this model cannot have.
+        GateError: As in :func:`table_of`; also for a table of another model and a time that this model cannot have.
     """
     table = table_of([budget for budget in budgets if isinstance(budget, str)], setup, kept, data)
     return [TimeLimit.parse(budget, table) if isinstance(budget, str) else budget for budget in budgets]
 
 
 def keep_table(budgets: Sequence[BudgetOption | None], run: RunDirectory) -> None:
-    """Write the table of the first budget in time into the directory, where those who read it later find it."""
+    """Write the table of the first budget in time into the directory."""
     for budget in budgets:
         if isinstance(budget, TimeLimit) and processes.is_first():
             budget.table.write(run.path / LATENCY)
@@ -73,7 +73,7 @@ def keep_table(budgets: Sequence[BudgetOption | None], run: RunDirectory) -> Non
 
 
 def limit_of(setup: Setup) -> TimeLimit | None:
-    """The limit of a run with a budget in time."""
+    """Return the limit of a run with a budget in time."""
     budget: Any = setup.model.budget
     return budget if isinstance(budget, TimeLimit) else None
 
@@ -115,13 +115,14 @@ def measured_table(
 
 
 def achieved(setup: Setup, pruner: HeadPruner, data: TaskData) -> dict[str, Any] | None:
-    """What the pruned model takes beside what it was to take; see :func:`measure_achieved`. None without a budget in time, and
-    in all processes but the first.
+    """Return the achieved and the requested latency of the pruned model; see :func:`measure_achieved`.
+
+    The result is None without a budget in time, and in all processes but the first.
 
     Args:
-        setup: of the run.
-        pruner: in its final state.
-        data: of the run.
+        setup: The setup of the run.
+        pruner: The module in its final state.
+        data: The data of the run.
     """
     limit = limit_of(setup)
     if limit is None or not processes.is_first():
@@ -139,14 +140,14 @@ def achieved(setup: Setup, pruner: HeadPruner, data: TaskData) -> dict[str, Any]
 
 
 def first_inputs(data: TaskData, model: PreTrainedModel, device: torch.device) -> Inputs:
-    """What goes into a forward pass of the first batch of the test split, on the device."""
+    """Return the model inputs of the first batch of the test split, on the device."""
     batch = next(iter(data.test_dataloader()))
     found: Inputs = move_data_to_device(data.task.model_inputs(model, batch), device)
     return found
 
 
 def told_of_latency(latency: dict[str, Any]) -> str:
-    """In a sentence, what was to be achieved and what was."""
+    """Return the requested and the achieved latency in a sentence."""
     asked, found = latency["expected_speedup"], latency["speedup"]["median"]
     text = (
         f"a forward pass was to take {latency['target_ms']:.4g} ms, {asked:.3g} times as fast as the dense model in the table; "

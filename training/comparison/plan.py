@@ -1,4 +1,4 @@
-"""What a comparison does, and in which order: every method at every budget, each with its stages, on one seed's dense model."""
+"""Plan a comparison and do it: every method at every budget, each with its stages, on the dense model of one seed."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class PlanEntry:
     """One method at one budget.
 
     Args:
-        method: of the comparison.
+        method: The method.
         budget: The budget; None for the dense model and given masks, which have a number of heads of their own.
-        stages: what is done with its mask, in the order of the tables.
+        stages: The stages of its mask, in the order of the tables.
     """
 
     method: Method
@@ -59,10 +59,11 @@ class PlanEntry:
 
 
 def plan_of_comparison(methods: Sequence[Method], budgets: Sequence[Budget], stages: Sequence[str]) -> Iterator[PlanEntry]:
-    """What is done for each seed: the dense model first, then every method at every budget, each with its stages, and last the
-    given masks, each at its own number of heads. From scratch are trained the dense structure and those that were learned, as
-    Voita et al. 2019 did, or given. Weights are refitted to heads that are zero, so that the stages which put something else in
-    their place are for masks without ``+refit``."""
+    """Yield the plan of each seed: the dense model, then every method at every budget, then each given mask.
+
+    ``from scratch`` is run for the dense model and for learned or given masks, as by Voita et al. 2019. A refit assumes that
+    closed heads are zero, so methods with ``+refit`` skip the stages that replace closed heads by something else.
+    """
     controls = [DENSE, *(method for method in methods if method.base == "dense" and method != DENSE)]
     given = [method for method in methods if method.is_given]
     everything: list[tuple[Method, Budget | None]] = [(control, None) for control in controls]
@@ -77,7 +78,7 @@ def plan_of_comparison(methods: Sequence[Method], budgets: Sequence[Budget], sta
 
 
 def check_rows(methods: Sequence[Method], stages: Sequence[str]) -> None:
-    """Raises :class:`GateError` where methods are compared and none has a row at any of the stages."""
+    """Raise :class:`GateError` if methods are compared and none has a row at any stage."""
     pruned = [one for one in plan_of_comparison(methods, [Budget(1, {})], stages) if one.method.base != "dense"]
     if pruned and not any(one.stages for one in pruned):
         raise GateError(
@@ -88,13 +89,14 @@ def check_rows(methods: Sequence[Method], stages: Sequence[str]) -> None:
 
 
 def plan_of_run(own: Method, budget: Budget | None, end: EndOfRun, kept: Method | None = None) -> Iterator[PlanEntry]:
-    """Yield what a run is compared with after its training: the dense model, every ranking, and the scores and masks of the
-    user's own that are named to be trained on, at the run's budget.
+    """Yield the comparison of a run: the dense model, every rival, and the user's own scores and masks to retrain.
+
+    All are compared at the budget of the run.
 
     Args:
-        own: The run's method. Its training is what the run did; a run that prunes nothing has no other method.
-        budget: The run's budget; None where it does not matter yet.
-        end: What is compared.
+        own: The run's method. A run that prunes nothing has no rival.
+        budget: The run's budget. None if it is not needed yet.
+        end: The options of the comparison.
         kept: The method whose heads the run keeps. Default: the run's method.
 
     Raises:
@@ -125,10 +127,10 @@ def plan_of_run(own: Method, budget: Budget | None, end: EndOfRun, kept: Method 
 
 
 def outside_run(name: str, own: Method) -> Method:
-    """A score or mask of the user's own that a run is compared with.
+    """Return the user's own score or mask of a name.
 
     Raises:
-        GateError: if there is no such one, or it needs what only a comparison has.
+        GateError: If it does not exist, or only the command ``compare`` can use it.
     """
     method = Method.parse(name)
     if method.modifiers:
@@ -142,7 +144,7 @@ def outside_run(name: str, own: Method) -> Method:
 
 
 def check_names(names: Sequence[str], known: Sequence[str] | Mapping[str, Any]) -> None:
-    """Raises :class:`GateError` for the first name that is no method of a run."""
+    """Raise :class:`GateError` for the first name that is no method of a run."""
     for name in names:
         if name not in known:
             if name in RENAMED:
@@ -152,7 +154,7 @@ def check_names(names: Sequence[str], known: Sequence[str] | Mapping[str, Any]) 
 
 
 def uses_of(plan: Sequence[PlanEntry]) -> tuple[bool, ...]:
-    """For which weights masks are chosen, as :meth:`MaskSelector.select` takes it; training on comes before none."""
+    """Return the values of ``post_hoc`` that the plan needs in :meth:`MaskSelector.select`, False before True."""
     return tuple(sorted({is_of_dense(stage) for planned in plan for stage in planned.stages}))
 
 
@@ -183,7 +185,7 @@ def run_seed(
         chosen_by = (own_selectors or {}).get(method, selector)
         selected = {post_hoc: chosen_by.select(method, planned.budget, post_hoc=post_hoc) for post_hoc in uses}
         selection = selected[uses[0]]
-        # Within a time methods keep different numbers of heads, and are told apart from other budgets by the most that fit.
+        # Within a time, methods keep different numbers of heads. The largest number that fits identifies the budget.
         in_time = planned.budget if planned.budget is not None and planned.budget.time is not None else None
         total = int(selection.mask.sum()) if in_time is None else in_time.total
         masks = {"mask": selection.mask.int().tolist()}
@@ -207,14 +209,14 @@ def run_seed(
 def curve_of_run(
     experiments: Experiments, selector: MaskSelector, own: Method, fractions: Sequence[float], results: Results
 ) -> Iterator[Row]:
-    """Post hoc quality of every ranking of a run at other budgets, on the selection split.
+    """Yield the post hoc quality of every ranking of a run at other budgets, on the selection split.
 
     Args:
-        experiments: of the run.
-        selector: that made the masks.
+        experiments: The experiments of the run.
+        selector: The selector of the masks.
         own: The run's method. Its ranking is that of its gates, before any search.
-        fractions: of all heads; of those of each pruned kind where the run has a budget per kind.
-        results: with the rankings.
+        fractions: The budgets as fractions of all heads, or of each pruned kind if the run has a budget per kind.
+        results: The results with the rankings.
     """
     if not fractions:
         return
@@ -242,24 +244,23 @@ def curve_of_run(
 
 
 def curve_budget(budget: Budget, fraction: float, sizes: Mapping[str, int]) -> Budget:
-    """The budget of a point of the curve: a fraction of all heads or, where the run has a budget per kind, of the heads of each
-    kind that it prunes; the other kinds stay whole, as in the run.
+    """Return the budget of a point of the curve. At least one head is kept.
 
     Args:
-        budget: the run's.
-        fraction: above 0, at most 1; at least one head is kept.
-        sizes: heads of each kind in the model.
+        budget: The budget of the run. With a budget per kind, the fraction is of each pruned kind, and the others stay whole.
+        fraction: The fraction of the heads, above 0 and at most 1.
+        sizes: The heads of each kind in the model.
     """
     if not budget.per_kind:
         return Budget(max(1, round(fraction * sum(sizes.values()))), {})
     return Budget.parse({kind: max(1, round(fraction * sizes[kind])) for kind in budget.pruned(sizes)}, sizes)
 
 
-# The stages: what is done with a selection before it is judged, by name.
+# The stages by name: functions that evaluate a selection, most after some training.
 
 
 def post_hoc(experiments: Experiments, selection: Selection, *, replacement: Replacement = "zero") -> Experiment:
-    """Evaluate the dense model with the mask; what takes the place of closed heads knows of no refit."""
+    """Evaluate the dense model with the mask. A replacement of closed heads is for masks without a refit."""
     return experiments.post_hoc(selection.values, start=selection.refit, replacement=replacement)
 
 
@@ -270,16 +271,20 @@ def retrained(experiments: Experiments, selection: Selection, *, keeps_weights: 
 
 
 def retrained_from_dense(experiments: Experiments, selection: Selection) -> Experiment:
-    """Training on from the dense weights, refitted where the method says so, for as many steps as a mask that was known before:
-    the steps in which gates were learned have found the mask, as the passes of a score have, and nothing more."""
+    """Retrain from the dense weights, refitted if the method says so, for as many steps as a known mask gets.
+
+    The steps that trained the gates found the mask and count for nothing else, like the passes of a score.
+    """
     distil = {name: value for name, value in selection.changes.items() if name in DistilWeights().changes}
     return experiments.retrain(selection.values, start=selection.refit or experiments.dense(), changes={**KNOWN_MASK, **distil})
 
 
 def retrained_at_total_cost(experiments: Experiments, selection: Selection) -> Experiment:
-    """Training on for as many steps as are left when the passes that found the mask are paid for: to within half a step, of
-    equally large batches, the two together cost what training the dense model on costs. A teacher's passes are paid for too.
-    Where nothing is left the mask is evaluated as it is, with the weights that it was found with.
+    """Retrain for the steps that are left after the passes that found the mask are paid for.
+
+    Selection and retraining together cost what retraining the dense model costs, to within half a step of equally large
+    batches. The passes of a teacher are paid for too. If no step is left, the mask is evaluated with the weights it was found
+    with.
     """
     dense, distils = experiments.dense(), replace(experiments.options, **selection.changes).distils
     whole = experiments.retrain(torch.ones_like(selection.mask), start=dense, changes=KNOWN_MASK)
@@ -314,7 +319,7 @@ RUN_STAGE: dict[str, Callable[[Experiments, Selection], Experiment]] = {
 def row_of(
     experiments: Experiments, method: Method, stage: str, selection: Selection, found: Experiment, *, budget: int
 ) -> Row:
-    """Return the row of what was done.
+    """Return the row of an evaluated selection.
 
     Args:
         experiments: The experiments of the seed.
@@ -344,8 +349,7 @@ def row_of(
 
 
 def cost_of(found: Experiment, stage: str, selection: Selection) -> dict[str, Any]:
-    """The cost of finding the mask and training on with it, if anything was trained, and the examples of the former alone;
-    evaluation costs nothing."""
+    """Return the cost of finding the mask and of retraining, and the examples of the former alone. Evaluation is free."""
     trained = not is_post_hoc(stage) and found.result["steps"] > 0
     finding = selection.cost.as_row()
     whole = selection.cost.then(Cost.of(found.result)).as_row() if trained else finding
@@ -375,18 +379,18 @@ def check_budgets(options: Sequence[BudgetOption], budgets: Sequence[Budget], he
             raise GateError(f"--budgets has {options[index]!r}, which is {total} heads; nothing can be compared there")
 
 
-# What a comparison does with every seed, wherever it is done.
+# A comparison, in one process or on a cluster.
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a comparison is of.
+    """Hold the options of a comparison.
 
     Args:
-        setup: with any seed.
-        methods, budgets, seeds, stages: as they were asked for.
-        experiments: where finished experiments lie.
-        searches: the further options of :class:`MaskSelector`.
+        setup: The setup, with any seed.
+        methods, budgets, seeds, stages: The dimensions of the comparison.
+        experiments: The folder of finished experiments.
+        searches: The further options of :class:`MaskSelector`.
     """
 
     setup: Setup
@@ -398,7 +402,7 @@ class Comparison:
     searches: Mapping[str, Any]
 
     def plan(self, budgets: Sequence[Budget]) -> list[PlanEntry]:
-        """Return what is done for each seed, in the order of the tables.
+        """Return the plan of each seed, in the order of the tables.
 
         Args:
             budgets: The budgets of the model.
@@ -406,10 +410,10 @@ class Comparison:
         return list(plan_of_comparison(self.methods, budgets, self.stages))
 
     def of_seed(self, seed: int) -> tuple[Experiments, MaskSelector]:
-        """The experiments of a seed on its own data and model, and what chooses masks by them.
+        """Return the experiments of a seed, and the selector of their masks.
 
         Raises:
-            GateError: for budgets that this model cannot have.
+            GateError: For budgets that this model cannot have.
         """
         setup = self.setup.with_seed(seed)
         data = open_data(setup)

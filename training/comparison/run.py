@@ -147,7 +147,7 @@ def train(experiments: Experiments, kept: Kept) -> Experiment:
 
 
 def budget_of(experiments: Experiments, own: Method) -> Budget:
-    """Return the budget of the run: the one that is given, what a price leaves open, or all heads of a dense model."""
+    """Return the budget of the run: the given one, the heads that a price leaves open, or all heads of a dense model."""
     steering, options = experiments.pruner.steering, experiments.options
     if steering.budget is not None:
         return steering.budget
@@ -186,7 +186,7 @@ def keep_checkpoints(
 
 
 def _link(source: Path, target: Path) -> None:
-    """The file under a second name, without taking space where the file system can."""
+    """Give the file a second name, as a hard link if the file system has them."""
     target.unlink(missing_ok=True)
     try:
         os.link(source, target)
@@ -195,10 +195,10 @@ def _link(source: Path, target: Path) -> None:
             shutil.copyfile(source, target)
 
 
-# What a single run leaves beside the tables: the pruned model, mask files, pictures, and the final table.
+# The other outputs of a run: the pruned model, mask files, pictures, and the final table.
 
 BATCH_SIZES = (1, 8, 32)
-"""At which the model card states the export's latency."""
+"""The batch sizes of the latencies in the model card."""
 
 
 @progress.stage("exporting, reloading and checking the pruned model")
@@ -247,8 +247,10 @@ def export(run: RunDirectory, pruner: HeadPruner, data: TaskData, kept: Method, 
 
 
 def source_of(data: TaskData) -> dict[str, Any]:
-    """What a model card says of the data: the hub name of a data set and its configuration, or what kind of data they are; of a
-    local folder the last part; and what the metrics are to others."""
+    """Return the facts of a model card on the data: the hub name and subset, or the kind of data, and the types of the metrics.
+
+    Of a local folder only the last part of the path is given.
+    """
     name, subset = getattr(data.options, "dataset", None), getattr(data.options, "subset", None)
     kind = type(data.options).__name__
     stated = Path(name).name if name and Path(name).exists() else name or kind
@@ -265,8 +267,7 @@ def cost_of_export(cost: Cost) -> dict[str, Any]:
 
 
 def complete_card(run: RunDirectory, results: Results, kept: Method) -> None:
-    """Put the dense model's results into the export's model card, once the comparison has them: after the same training where
-    it was trained on too, and otherwise as it was before pruning."""
+    """Add the results of the dense model to the model card: retrained if it was retrained, and otherwise before pruning."""
     rows = {(row.method, row.stage): row.metrics for row in results.rows}
     dense, pruned = rows.get(("dense", RETRAINED), rows.get(("dense", POST_HOC))), rows.get((kept.name, RETRAINED))
     if dense is not None and pruned is not None:
@@ -274,7 +275,7 @@ def complete_card(run: RunDirectory, results: Results, kept: Method) -> None:
 
 
 def metrics_on_test(row: Mapping[str, Any]) -> dict[str, float]:
-    """The results on the test split in a row of the comparison, by the name of the metric; the loss comes last."""
+    """Return the test results of a row of the comparison by the name of the metric, the loss last."""
     found = {name.removeprefix("test_"): value for name, value in row.items() if name.startswith("test_")}
     return {name: found[name] for name in sorted(found, key=lambda name: name == "loss")}
 
@@ -282,7 +283,7 @@ def metrics_on_test(row: Mapping[str, Any]) -> dict[str, float]:
 def describe_run(
     results: Results, own: Method, learned: Mapping[str, Any], kept: Kept, *, dense_seconds: float, wandb_mode: str
 ) -> dict[str, Any]:
-    """Return what ``metrics.json`` says of the run itself.
+    """Return the entry ``run`` of ``metrics.json``.
 
     Args:
         results: The results of its comparison.
@@ -371,7 +372,7 @@ def write_run(
 
 
 def fit(line: CommandLine) -> RunDirectory:
-    """The whole run, as its command line says; one that has ended and is resumed is left as it is."""
+    """Do the run of a command line. A finished run that is resumed does not change."""
     quiet_libraries()
     setup = Setup.of(line.options)
     own = own_method(setup.model)
@@ -502,7 +503,7 @@ def open_experiments(setup: Setup, asked: Sequence[PlanEntry], run: RunDirectory
 
 
 def prepare(experiments: Experiments, run: RunDirectory, resolved: str, *, first: bool) -> None:
-    """Check what a resumed run finds in its directory, or create the directory.
+    """Check the directory of a resumed run, or create a new one.
 
     Args:
         experiments: The experiments of the run.

@@ -1,4 +1,4 @@
-"""From a method and a budget to the heads that stay, for one seed."""
+"""Choose the heads that stay by a method and a budget, for one seed."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from training.runs.cost import NO_COST, Cost, measured
 from training.scoring.passes import rescale
 from training.scoring.scorers import SCORERS, Scores, own_score, run_own_score
 
-# What a method decided: the heads that stay, and what that cost.
+# The heads that a method keeps, and the cost of the choice.
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What a method decided.
+    """Hold the heads that a method keeps.
 
     Args:
-        mask: 0/1 ``[gates]``.
-        values: gate values ``[gates]``: the mask, or rescaled.
-        start: whose weights retraining starts from: the dense experiment or a learned one.
-        changes: of the options of the module.
-        ranking: scores behind the mask ``[gates]``, higher kept first; None for a search without a ranking.
-        cost: of deciding.
-        alpha: weight of HIS, of a method that has it.
-        refit: whose weights are refitted to the mask; None where the weights stay as they are.
-        closed_by_gates: see :func:`closed_by_gates`, before any search changed the mask that gates learned.
-        refits_paid: masks whose refits are part of the cost.
+        mask: The mask of 0 and 1, ``[gates]``.
+        values: The gate values ``[gates]``: the mask, or rescaled.
+        start: The experiment whose weights retraining starts from: the dense one or a learned one.
+        changes: The changes of the options of the module.
+        ranking: The scores behind the mask ``[gates]``, higher kept first. None for a search without a ranking.
+        cost: The cost of the choice.
+        alpha: The weight of HIS, for a method that has it.
+        refit: The experiment with weights refitted to the mask. None if the weights do not change.
+        closed_by_gates: The result of :func:`closed_by_gates`, before any search changed the mask of the gates.
+        refits_paid: The masks whose refits are part of the cost.
     """
 
     mask: Tensor
@@ -54,27 +54,28 @@ class Selection:
     refits_paid: frozenset[tuple[float, ...]] = frozenset()
 
     def paid(self, experiment: Experiment) -> Selection:
-        """The same with the cost of a further experiment."""
+        """Return the selection with the cost of a further experiment."""
         return replace(self, cost=self.cost.then(Cost.of(experiment.result)))
 
     def refit_paid(self, mask: Tensor, refit: Experiment) -> Selection:
-        """The same with the cost of a refit to a mask, which is paid for once."""
+        """Return the selection with the cost of a refit to a mask, which is paid for once."""
         values = tuple(mask.tolist())
         return self if values in self.refits_paid else replace(self.paid(refit), refits_paid=self.refits_paid | {values})
 
     def searched(self, experiment: Experiment) -> Selection:
-        """The same with the mask of a search, which ranks no heads."""
+        """Return the selection with the mask of a search, which ranks no heads."""
         mask = torch.tensor(experiment.result["mask"])
         return replace(self.paid(experiment), mask=mask, values=mask, ranking=None)
 
 
 def closed_by_gates(learned: Mapping[str, Any], mask: Tensor) -> float | None:
-    """The share of the heads that a mask closes which gates had closed by themselves at the end of the prune phase, before
-    their rank closed the rest; None where gates were not held to the budget of this mask.
+    """Return the share of the closed heads that training closed; their rank closed the rest.
+
+    The result is None if the gates were not trained for the budget of this mask.
 
     Args:
-        learned: the result of an experiment that learned gates.
-        mask: 0/1 ``[gates]``.
+        learned: The result of an experiment that trained gates.
+        mask: The mask of 0 and 1, ``[gates]``.
     """
     if not learned.get("price") or not learned["closed"] or learned["mask"] != mask.tolist():
         return None
@@ -83,12 +84,12 @@ def closed_by_gates(learned: Mapping[str, Any], mask: Tensor) -> float | None:
 
 @dataclass(frozen=True)
 class PriceRun:
-    """Which gates a price leaves open.
+    """Hold the gates that a price leaves open.
 
     Args:
-        method: that trained with it.
-        price: of an open head, or of one of each kind.
-        mask: 0/1 ``[gates]``, without regard to a budget.
+        method: The method that trained with the price.
+        price: The price of an open head, or of one of each kind.
+        mask: The mask of 0 and 1, ``[gates]``, without regard to a budget.
     """
 
     method: str
@@ -98,7 +99,7 @@ class PriceRun:
 
 APART: dict[str, Any] = {"init_spread": 1.0, "init_score": "obs"}
 STARTS: tuple[dict[str, Any], ...] = ({"init_spread": 0.0}, APART)
-"""From which gates are learned in turn."""
+"""The initial gates of the restarts, in turn."""
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
@@ -106,21 +107,21 @@ QUICK_REFIT = RefitSearch(ridges=[0.1])
 """How a run refits to heads that it compares. Three ridges take three times as long: for the heads that it keeps."""
 
 KNOWN_MASK = {"pipelined": False}
-"""Options of training on with a mask that is known, for which weights need not wait."""
+"""The options of retraining with a known mask: the weights need not be frozen first."""
 
 
 class MaskSelector:
-    """Decides which heads stay, each decision once.
+    """Choose the heads that stay. Each choice is made once.
 
     Args:
-        experiments: of the seed.
+        experiments: The experiments of the seed.
         budgets: All budgets of the comparison, as options of the module.
-        restarts, draws, swaps: how better masks are searched.
-        refits: how weights are refitted.
-        distil: options of the module that ``+distil`` stands for.
-        prices: of open heads, from which methods that train with a price choose; by default the setup's alone.
-        as_configured: the learned method whose options are the setup's own, as in a run of its own; elsewhere a learned method
-            is what its name says, whatever a setup has.
+        restarts, draws, swaps: The options of the searches for better masks.
+        refits: The options of refits.
+        distil: The options of the module for ``+distil``.
+        prices: The prices from which methods with a price choose. Default: the price of the setup.
+        as_configured: The learned method that takes the options of the setup, as in a run. Any other learned method takes the
+            options of its name.
     """
 
     def __init__(
@@ -153,8 +154,8 @@ class MaskSelector:
         Args:
             method: The method.
             budget: The budget; None for the dense model and a given mask, which has its own.
-            post_hoc: whether the mask is for the dense model, without training. A search for a better mask runs on the weights
-                that the mask is for: the dense ones then, and otherwise those that training goes on from.
+            post_hoc: Whether the mask is for the dense model, without training. A search for a better mask then runs on the
+                dense weights, and otherwise on those that retraining starts from.
         """
         distil = self.distil if "distil" in method.modifiers else {}
         changes = distil if method.is_learned else {**KNOWN_MASK, **distil}
@@ -184,7 +185,7 @@ class MaskSelector:
         return selection
 
     def best_refitted(self, methods: Sequence[Method], budget: Budget) -> tuple[Method, dict[str, float]]:
-        """Return the method whose refit does best on the selection split, the first of equals, and what each reaches there.
+        """Return the method whose refit is best on the selection split, the first of equals, and the metric of each.
 
         Args:
             methods: Methods with ``+refit``.
@@ -234,8 +235,10 @@ class MaskSelector:
         return Selection(mask, mask, experiment, changes, ranking, Cost.of(experiment.result), closed_by_gates=closed)
 
     def _priced(self, base: str, changes: Mapping[str, Any], budget: Budget) -> Selection:
-        """The mask that a price leaves, where it is of the budget, and otherwise heads rank by when they closed. Of several
-        prices each is trained with, the mask of the best one is taken, and all of them are paid for."""
+        """Return the mask that a price leaves if it meets the budget, and otherwise rank heads by when they closed.
+
+        Every price is trained with. The best mask is taken, and all trainings are paid for.
+        """
         configured = self.experiments.options.price
         assert configured is not None  # the options have put a default in its place
         prices = self.prices or [configured]
@@ -280,7 +283,7 @@ class MaskSelector:
         )
 
     def _score(self, base: str, budget: Budget, alpha: float | None) -> Experiment:
-        """The mask of a scored method."""
+        """Return the experiment with the mask of a scored method."""
         seed = self.experiments.seed
         determined_by = {
             "experiment": "score", "dense": self.experiments.dense().key, "method": base,
@@ -300,7 +303,7 @@ class MaskSelector:
         return self.experiments.do(f"scoring by {base}", determined_by, make)
 
     def _own_score(self, base: str, budget: Budget, changes: Mapping[str, Any]) -> Selection:
-        """The heads of highest score by a function of the user's."""
+        """Return the heads with the highest scores of a user's function."""
         own, dense, seed = own_score(base), self.experiments.dense(), self.experiments.seed
         determined_by = {"experiment": "own score", "dense": dense.key, "method": base, "code": own.code, "seed": seed}
 
@@ -319,8 +322,10 @@ class MaskSelector:
         return ScoreFiles(self.experiments.cache.path / f"scores-{self.experiments.dense().key}")
 
     def _best(self, masks: Sequence[Tensor]) -> tuple[int, Cost]:
-        """Which of several masks has the best post hoc result on the selection split, the first of equals, and what it cost to
-        find; a single one is not tried."""
+        """Return the index of the best mask post hoc on the selection split, the first of equals, and the cost.
+
+        A single mask is not evaluated.
+        """
         if len(masks) == 1:
             return 0, NO_COST
         task = self.experiments.pruner.task
@@ -331,8 +336,10 @@ class MaskSelector:
     # -- modifiers ---------------------------------------------------------------------------------------------
 
     def _restarted(self, selection: Selection, budget: Budget, *, refit: bool) -> Selection:
-        """The best of masks that gates learn several times, equal at first and apart in turn, and of the score's that sets
-        them apart: by its loss on training data or, if weights are refitted, by its refit on the selection split."""
+        """Return the best mask of several trainings of the gates, from equal gates and from those of a score in turn.
+
+        The mask of the score itself takes part. The loss on training data decides or, with a refit, the selection split.
+        """
         starts = [{**selection.changes, **STARTS[time % len(STARTS)]} for time in range(self.restarts.count)]
         learned = [self.experiments.learn(changes, restart=time) for time, changes in enumerate(starts)]
         masks = [self.mask_of(torch.tensor(experiment.result["log_alpha"]), budget) for experiment in learned]
@@ -351,7 +358,7 @@ class MaskSelector:
         return replace(selection, mask=masks[best], values=masks[best], ranking=None, closed_by_gates=closed)
 
     def _rescaled(self, selection: Selection) -> Selection:
-        """Gate values of least squares in place of ones, on the dense model."""
+        """Return the selection with gate values of least squares in place of ones, on the dense model."""
         dense = self.experiments.dense()
         determined_by = {"experiment": "rescale", "dense": dense.key, "mask": selection.mask.tolist()}
 
@@ -372,7 +379,7 @@ class MaskSelector:
         return selection.searched(drawn)
 
     def _swapped(self, selection: Selection, budget: Budget, *, refit: bool, post_hoc: bool) -> Selection:
-        """The mask refined by swaps; if weights are refitted, only where its refit does better than that of the mask before."""
+        """Return the selection refined by swaps; with a refit, only if the refit of the new mask is better."""
         start, changes = self._weights(selection, post_hoc)
         swapped = selection.searched(self.experiments.swap(selection.mask, budget, self.swaps, start=start, changes=changes))
         if not refit:
@@ -387,7 +394,7 @@ class MaskSelector:
         return replace(selection.refit_paid(selection.mask, refit), refit=refit)
 
     def _best_refit(self, selection: Selection, masks: Sequence[Tensor], *, post_hoc: bool) -> tuple[int, Selection]:
-        """Which mask's refit does best on the selection split, the first of equals; and the selection with what they cost."""
+        """Return the index of the mask with the best refit, the first of equals, and the selection with the cost of all."""
         start, changes = self._refitted_from(selection, post_hoc)
         gains = list[float]()
         for mask in masks:
@@ -397,11 +404,13 @@ class MaskSelector:
         return gains.index(max(gains)), selection
 
     def _refitted_from(self, selection: Selection, post_hoc: bool) -> tuple[Experiment, Mapping[str, Any]]:
-        """The experiment whose weights are refitted, and the changes of options that go with them."""
+        """Return the experiment whose weights are refitted, and their changes of options."""
         return (self.experiments.dense(), {}) if post_hoc else (selection.start, selection.changes)
 
     def _weights(self, selection: Selection, post_hoc: bool) -> tuple[Experiment, Mapping[str, Any]]:
-        """The experiment that a search takes its weights from, and the changes of options that go with them: the dense one also
-        where the weights have rested, so that nothing is searched twice."""
+        """Return the experiment whose weights a search uses, and their changes of options.
+
+        Weights that were frozen are those of the dense experiment, so nothing is searched twice.
+        """
         on_dense = post_hoc or self.experiments.rests(selection.changes)
         return (self.experiments.dense(), {}) if on_dense else (selection.start, selection.changes)

@@ -116,16 +116,18 @@ def test_an_earlier_export_is_replaced_if_asked_for_and_stays_if_the_new_one_fai
     model, mask, directory = save("bert", tmp_path / "out")
     with pytest.raises(GateError, match="exists already"):
         save_pruned(model, directory, mask)
-    (directory / "old.txt").touch()
+    (directory / "thesis.tex").touch()
+    with pytest.raises(GateError, match="exists already"):
+        save_pruned(model, directory, mask, overwrite=True)
+    (directory / "thesis.tex").unlink()
     with monkeypatch.context() as patch:
         patch.setattr("gates.export.checkpoint.card_text", fails)
         with pytest.raises(RuntimeError):
             save_pruned(model, directory, 1 - mask, overwrite=True)
-    assert (directory / "old.txt").is_file()
+    assert torch.equal(load_mask(directory / "mask.json", find_attention(model)), mask)
     save_pruned(model, directory, 1 - mask, overwrite=True)
     assert torch.equal(load_mask(directory / "mask.json", find_attention(model)), 1 - mask)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    assert not (directory / "old.txt").exists()
 
 
 def fails(*arguments, **more):
