@@ -1,5 +1,4 @@
-"""Experiments on disk under a hash of what determines them, and scores by their names: interrupted work goes on where it
-stopped."""
+"""Keep experiments on disk under a hash of their inputs, and scores by name, so that interrupted work can continue."""
 
 from __future__ import annotations
 
@@ -32,20 +31,19 @@ from training.runs.resume import FORMAT, OPTIONS
 from training.runs.stored import damaged, read_json
 
 WAIT = 60.0
-"""Seconds after which the first of several processes says that it is still waiting for another command."""
+"""The seconds after which the first of several processes reports that it still waits for another command."""
 DETERMINED_BY, RESULT, CHECKSUMS = "experiment.json", "result.json", "checksums.json"
 CHECKPOINT = ".ckpt"
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A finished piece of work.
+    """Hold a finished experiment.
 
     Args:
-        key: hash of what determines it.
-        path: its folder, with whatever files it left. They are as it left them; whether the parts of a checkpoint are is told
-            when it is read.
-        result: content of its ``result.json``.
+        key: The hash of its inputs.
+        path: Its folder. The files were checked, but the parts of a checkpoint are checked when it is read.
+        result: The content of its ``result.json``.
     """
 
     key: str
@@ -54,14 +52,14 @@ class Experiment:
 
 
 class ExperimentCache:
-    """Finished experiments in ``path/KEY``; those under way in ``path/.KEY``, which become finished ones by a rename.
+    """Keep finished experiments in ``path/KEY``. Unfinished ones are in ``path/.KEY`` and are renamed at the end.
 
-    Work that is killed leaves its folder under way behind, and finds its files (a checkpoint to go on from) there again.
-    Of several commands that need the same experiment one makes it, and the others wait; the lock ends with its process. Where
-    several processes train together, the first looks, locks and writes, and all of them do the work.
+    Killed work leaves its folder, and finds its files, such as a checkpoint, there again. If several commands need the same
+    experiment, one makes it, and the others wait; the lock ends with its process. If several processes train together, the
+    first reads, locks and writes, and all do the work.
 
     Args:
-        path: of the cache.
+        path: The folder of the cache.
     """
 
     def __init__(self, path: Path) -> None:
@@ -69,19 +67,19 @@ class ExperimentCache:
         self._read_before: dict[str, Experiment] = {}
 
     def get(self, determined_by: Mapping[str, Any]) -> Experiment | None:
-        """The finished experiment, None if there is none.
+        """Return the finished experiment; None if there is none.
 
         Raises:
-            GateError: if one of its files is damaged.
+            GateError: If one of its files is damaged.
         """
         return processes.in_first(lambda: self._read(key_of(determined_by)))
 
     def get_or_make(self, determined_by: Mapping[str, Any], make: Callable[[Path], dict[str, Any]]) -> Experiment:
-        """The finished experiment; if there is none, it is made.
+        """Return the finished experiment, and make it if there is none.
 
         Args:
-            determined_by: everything that the result depends on, as JSON.
-            make: does the work in the folder it is given and returns the result, as JSON.
+            determined_by: All inputs of the experiment, as JSON.
+            make: A function that does the work in a given folder and returns the result, as JSON.
         """
         found = self.get(determined_by)
         if found is not None:
@@ -118,8 +116,7 @@ class ExperimentCache:
 
     @contextmanager
     def _locked(self, key: str) -> Iterator[None]:
-        """Nobody else makes this experiment in a ``with`` block. The first process tells the others that it waits, since they
-        would give up on it otherwise."""
+        """Lock this experiment during a ``with`` block. The first process reports that it waits; the others would time out."""
         path = self.path / f".{key}.lock"
         lock = FileLock(path)
 
@@ -168,7 +165,7 @@ class ExperimentCache:
 
 
 def _checksums(folder: Path) -> dict[str, str]:
-    """The checksum of every file by name, but of the list itself; of checkpoints, that of their own checksums."""
+    """Return the checksum of every file by name, except the list itself; for checkpoints, that of their own checksums."""
     files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name != CHECKSUMS and path.name[0] != "."]
     return {
         path.name: checkpoint_fingerprint(path) if path.suffix == CHECKPOINT else hashlib.sha256(path.read_bytes()).hexdigest()
@@ -177,11 +174,10 @@ def _checksums(folder: Path) -> dict[str, str]:
 
 
 class ScoreFiles(MutableMapping[str, Tensor]):
-    """Scores ``[gates]`` by name, each in a JSON file of its own with a checksum. Of several processes the first reads and
-    writes.
+    """Keep scores ``[gates]`` by name, each in a JSON file with a checksum. The first of several processes reads and writes.
 
     Args:
-        folder: where they are kept.
+        folder: The folder of the files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -232,19 +228,18 @@ class ScoreFiles(MutableMapping[str, Tensor]):
         return self.folder / f"{name}.json"
 
 
-# What an experiment's result depends on: its identity, by which it is found again.
+# The identity of an experiment: all inputs of its result.
 
 ELSEWHERE = {
     "backbone", "from_scratch", "trust_remote_code", "allow_pickle", "dtype", "latency_table", "swaps", "refit", "keep",
     "min_prune_steps", "checkpoint_activations",
 }  # fmt: skip
-"""Options of the module that act through the model, which is in every identity, or through the budget, which has the table of
-times itself, or that a comparison does not use: swaps and refits are a method's ``+swap`` and ``+refit`` there; or that change
-no result."""
+"""Options of the module that are not part of identities. Some act through the model or the budget, which are part of every
+identity. Swaps and refits are modifiers of methods. The rest changes no result."""
 OF_DENSE = ("finetune", "learning_rate", "lr_warm_up", "lr_decay", "weight_decay", "freeze", "unit")
-"""Options that the dense model depends on; what comes after fine-tuning is nothing to it."""
+"""Options that the dense model depends on. Later phases do not change it."""
 AFTER_FINETUNING = ("prune_learning_rate", "freeze_while_pruning", "distil", "distil_temperature", "distil_hidden")
-"""Options that training with a fixed mask depends on, beside where it starts and its length."""
+"""Options that training with a fixed mask depends on, in addition to its start and length."""
 NUMERICS = (
     "accelerator", "precision", "accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm",
     "limit_train_batches", "limit_val_batches", "limit_test_batches",
@@ -253,13 +248,13 @@ NUMERICS = (
 
 
 def identity_of_dense(setup: Setup, pruner: HeadPruner, data: TaskData, *, processes: int) -> dict[str, Any]:
-    """Of the dense model at the end of fine-tuning, as JSON.
+    """Return the identity of the dense model at the end of fine-tuning, as JSON.
 
     Args:
-        setup: of the run.
-        pruner: built, with its first weights.
-        data: built.
-        processes: that train together; each has batches of its own.
+        setup: The setup of the run.
+        pruner: The module, built, with its first weights.
+        data: The data, built.
+        processes: The number of processes that train together. Each has its own batches.
     """
     options, weights = setup.model, setup.weights
     trainer: dict[str, Any] = {name: getattr(setup.trainer, name) for name in NUMERICS}
@@ -276,7 +271,7 @@ def identity_of_dense(setup: Setup, pruner: HeadPruner, data: TaskData, *, proce
         **({"eval_batch_size": data.options.eval_batch_size} if limits_evaluation(setup.trainer) else {}),
         **({"processes": processes} if processes > 1 else {}),
         **({"patience": weights.patience} if weights.patience is not None else {}),
-        # A run that goes on from another one's checkpoint has its history, which nothing else here tells.
+        # A run from another run's checkpoint has its history, which nothing else here contains.
         **({"continues": file_fingerprint(Path(setup.run.ckpt_path))} if setup.run.ckpt_path is not None else {}),
         **own_code_of(data),
         **{name: getattr(options, name) for name in OF_DENSE},
@@ -284,20 +279,20 @@ def identity_of_dense(setup: Setup, pruner: HeadPruner, data: TaskData, *, proce
 
 
 def run_inputs(setup: Setup, dense: Mapping[str, Any]) -> dict[str, Any]:
-    """All that a run's training depends on, as JSON: what its dense model does, and the options of the module."""
+    """Return all inputs of a run's training, as JSON: those of its dense model, and the options of the module."""
     elsewhere = ELSEWHERE - {"swaps", "refit", "keep"}  # the run does these itself
     return {**dense, OPTIONS: {name: value for name, value in asdict(setup.model).items() if name not in elsewhere}}
 
 
 def own_code_of(data: TaskData) -> dict[str, str]:
-    """The code of data and task where it is a user's own; what comes with this project is told apart by :data:`FORMAT`."""
+    """Return the hash of a user's own code of data and task. Changes of this project's code raise :data:`FORMAT`."""
     modules = [type(part).__module__ for part in (data, data.task)]
     own = [name for name in modules if name.split(".")[0] != "training"]
     return {"code": code_fingerprint(own)} if own else {}
 
 
 def options_of_gates(options: PrunerOptions) -> dict[str, Any]:
-    """The options that learned gates depend on, beside the dense model."""
+    """Return the options that trained gates depend on, in addition to the dense model."""
     return {name: value for name, value in asdict(options).items() if name not in ELSEWHERE}
 
 
@@ -311,12 +306,12 @@ def options_after_finetuning(options: PrunerOptions, *, averages: bool) -> dict[
 
 
 def limits_evaluation(trainer: TrainerOptions) -> bool:
-    """Whether only some batches of the selection or test split are evaluated."""
+    """Return whether only some batches of the selection or test split are evaluated."""
     return any(getattr(trainer, name) not in (None, 1.0) for name in ("limit_val_batches", "limit_test_batches"))
 
 
 def shape_of(model: PreTrainedModel) -> dict[str, Any]:
-    """Config fields of a new model like this one, ``model_type`` among them."""
+    """Return the config fields of a new model like this one, including ``model_type``."""
     fields = model.config.to_diff_dict()
     left_out = ("architectures", "transformers_version", "_name_or_path", "dtype", "pruned_attention", "auto_map")
     return {"model_type": model.config.model_type} | {name: value for name, value in fields.items() if name not in left_out}

@@ -58,18 +58,17 @@ from training.setup import Setup, make_pruner, make_trainer
 # Voita's control: the structure that pruning found, trained from new weights with as many updates as the whole run.
 
 OTHER_SEED = 104_729
-"""Between the seeds of the dense model and of new weights: with the dense model's own start, the control would be a rewound
-part of it (a lottery ticket, Frankle and Carbin 2019), not a new model."""
+"""The offset from the dense model's seed to that of new weights. With the same start the control would be a rewound part of the
+dense model (a lottery ticket, Frankle and Carbin 2019), not a new model."""
 
 
 def scratch_options(options: PrunerOptions, scratch: ScratchTraining, model: PreTrainedModel) -> PrunerOptions:
-    """Options for training new weights: ordinary training of all of them in one cycle of the learning rate, without a dense
-    model to learn from.
+    """Return the options to train new weights: all of them, in one cycle of the learning rate, without distillation.
 
     Args:
-        options: of the run that found the mask.
-        scratch: the length of the training, that of all phases of the run by default, and its learning rate.
-        model: whose shape the new one has.
+        options: The options of the run that found the mask.
+        scratch: The length and learning rate of the training. By default it is as long as all phases of the run.
+        model: The model whose shape the new one has.
     """
     return replace(
         options,
@@ -102,13 +101,13 @@ def new_weights_(pruner: HeadPruner, seed: int) -> None:
         own[name].copy_(tensor)
 
 
-# The predictions that an experiment keeps beside its numbers.
+# The predictions of an experiment.
 
 PREDICTIONS = "predictions.npz"
 
 
 def write_predictions(folder: Path, predictions: Predictions) -> None:
-    """Write ``predictions.npz``; every process has to call this."""
+    """Write ``predictions.npz``. Every process must call this."""
     arrays = predictions.arrays()
     if processes.is_first():
         np.savez_compressed(folder / PREDICTIONS, **arrays)  # type: ignore[arg-type]
@@ -120,20 +119,20 @@ WEIGHTS = "weights.ckpt"
 
 
 def read_weights(checkpoint: Path) -> dict[str, Any]:
-    """The state dict of a checkpoint, on the CPU.
+    """Return the state dict of a checkpoint, on the CPU.
 
     Raises:
-        GateError: if it is damaged.
+        GateError: If it is damaged.
     """
     content: dict[str, Any] = read_checkpoint(checkpoint, mend=mend_of(checkpoint))["state_dict"]
     return content
 
 
 def checked(checkpoint: Path | None) -> Path | None:
-    """The same checkpoint, if there is one, of which no bit has changed.
+    """Return the same checkpoint, or None, after a check of its checksums.
 
     Raises:
-        GateError: if it is damaged.
+        GateError: If it is damaged.
     """
     if checkpoint is not None:
         check_whole(checkpoint, mend_of(checkpoint))
@@ -141,20 +140,20 @@ def checked(checkpoint: Path | None) -> Path | None:
 
 
 def mend_of(checkpoint: Path) -> str:
-    """What to do about a damaged checkpoint of an experiment, which can be made again."""
+    """Return the advice for a damaged checkpoint of an experiment, which can be made again."""
     return f"delete {str(checkpoint.parent)!r} and start again"
 
 
 def backbone_of(state: Mapping[str, Any]) -> dict[str, Any]:
-    """What is the backbone's in the state dict of a module, by its names there."""
+    """Return the backbone's part of a module's state dict, by the backbone's own names."""
     return {name.removeprefix("backbone."): tensor for name, tensor in state.items() if name.startswith("backbone.")}
 
 
 def weights_of(experiment: Experiment) -> Path:
-    """The checkpoint that an experiment left.
+    """Return the checkpoint of an experiment.
 
     Raises:
-        GateError: if they are gone.
+        GateError: If it is gone.
     """
     if not (experiment.path / WEIGHTS).is_file():
         raise GateError(f"{str(experiment.path)!r} holds no weights; {mend_of(experiment.path / WEIGHTS)}")
@@ -162,8 +161,10 @@ def weights_of(experiment: Experiment) -> Path:
 
 
 def learned_result(pruner: HeadPruner) -> dict[str, Any]:
-    """What gates have learned, as JSON: see :meth:`training.pruner.steering.GateController.learned`; and after which step each
-    closed, ``[gates]``."""
+    """Return the trained gates as JSON, with the step after which each closed, ``[gates]``.
+
+    See :meth:`training.pruner.steering.GateController.learned`.
+    """
     return pruner.steering.learned() | {"closing_step": pruner.closing_step.tolist()}
 
 
@@ -171,17 +172,17 @@ GATES_OVER_TIME = "gates_over_time.csv"
 
 
 class Experiments:
-    """The experiments of one seed.
+    """Do the experiments of one seed.
 
     Args:
-        setup: of the comparison, with the seed.
-        data: built, with the seed's order.
-        cache: where experiments are kept.
-        pruner: the setup's module, built and with its first weights; made by default.
+        setup: The setup of the comparison, with the seed.
+        data: The data, built, in the order of the seed.
+        cache: The cache of the experiments.
+        pruner: The module of the setup, built, with its first weights. Made by default.
 
     Attributes:
-        options: of the module; swaps and refits are a method's own here, never an option.
-        dense_key: the identity of the dense model, which is part of every other.
+        options: The options of the module, without swaps and refits, which belong to methods.
+        dense_key: The identity of the dense model, which is part of every other identity.
     """
 
     def __init__(
@@ -201,7 +202,7 @@ class Experiments:
         self.dense_key = identity_of_dense(setup, self.pruner, data, processes=self.trainer().world_size)
 
     def trainer(self, *callbacks: pl.Callback, **overrides: Any) -> pl.Trainer:
-        """A trainer with the run's settings, without loggers, checkpoints and bars."""
+        """Return a trainer with the run's settings, without loggers, checkpoints and bars."""
         return make_trainer(self.setup, *callbacks, **overrides)
 
     @contextmanager
@@ -231,11 +232,11 @@ class Experiments:
         return self._experiment("finetune", self.dense_key, make)
 
     def learn(self, changes: Mapping[str, Any], restart: int = 0) -> Experiment:
-        """The prune phase of a learned method: ``weights.ckpt``, ``gates_over_time.csv`` and the final gates.
+        """Do the prune phase of a learned method: ``weights.ckpt``, ``gates_over_time.csv`` and the final gates.
 
         Args:
-            changes: of the options; its budget among them.
-            restart: which time that the gates are learned; each has noise of its own.
+            changes: The changes of the options, including the budget.
+            restart: The number of the restart. Each has noise of its own.
         """
         dense, options = self.dense(), replace(self.options, **changes)
 
@@ -258,8 +259,7 @@ class Experiments:
     def draw(
         self, mask: Tensor, scores: Tensor, budget: Budget, search: DrawSearch, *, start: Experiment, changes: Mapping[str, Any]
     ) -> Experiment:
-        """The best of a mask and of masks drawn by scores ``[gates]`` within its budget, on the weights of the dense experiment
-        or of a learned one."""
+        """Find the best of a mask and of masks drawn by scores ``[gates]`` within its budget, on the weights of ``start``."""
         minimum = self.options.minimum_per_layer
         determined_by = {
             "experiment": "draw", "start": start.key, "mask": mask.tolist(), "scores": scores.tolist(),
@@ -275,7 +275,7 @@ class Experiments:
         return self._experiment(f"drawing {int(mask.sum())} heads", determined_by, make)
 
     def judge(self, masks: Sequence[Tensor], search: RestartSearch) -> Experiment:
-        """Losses of masks ``[gates]`` of one budget on the dense weights."""
+        """Compute the losses of masks ``[gates]`` of one budget on the dense weights."""
 
         def make(folder: Path) -> dict[str, Any]:
             subject = self.subject(self.dense(), {})
@@ -290,13 +290,13 @@ class Experiments:
         return self._experiment(f"judging {len(masks)} masks", determined_by, make)
 
     def rests(self, changes: Mapping[str, Any]) -> bool:
-        """Whether weights rest while gates are learned with these changes of the options."""
+        """Return whether weights are frozen while gates are trained with these changes of the options."""
         return bool(replace(self.options, **changes).pipelined)
 
     def swap(
         self, mask: Tensor, budget: Budget, search: SwapSearch, *, start: Experiment, changes: Mapping[str, Any]
     ) -> Experiment:
-        """A mask refined by swaps within a budget, on the weights of the dense experiment or of a learned one."""
+        """Refine a mask by swaps within a budget, on the weights of ``start``."""
 
         def make(folder: Path) -> dict[str, Any]:
             subject = self.subject(start, changes)
@@ -312,10 +312,11 @@ class Experiments:
         return self._experiment(f"swapping among {int(mask.sum())} heads", determined_by, make)
 
     def refit(self, mask: Tensor, search: RefitSearch, *, start: Experiment, changes: Mapping[str, Any]) -> Experiment:
-        """Weights of the dense experiment or of a learned one, refitted to a mask ``[gates]``: ``weights.ckpt``. The aim is the
-        dense model; of several ridges the one whose model does best on the selection split is taken, or none if the mask alone
-        does better. Weights that have rested
-        are the dense ones, so that the two share a refit."""
+        """Refit the weights of ``start`` to a mask ``[gates]``: ``weights.ckpt``. The target is the dense model.
+
+        The selection split chooses the ridge, or no refit if the mask alone is better. Weights that were frozen are the dense
+        ones, so both share a refit.
+        """
         dense = self.dense()
 
         def make(folder: Path) -> dict[str, Any]:
@@ -348,15 +349,15 @@ class Experiments:
         start: Experiment | None = None,
         changes: Mapping[str, Any] | None = None,
     ) -> Experiment:
-        """Metrics and predictions of the dense model with fixed gate values ``[gates]``, mostly a mask.
+        """Compute metrics and predictions of the dense model with fixed gate values ``[gates]``, mostly a mask.
 
         Args:
-            values: ``[gates]``.
-            splits: to evaluate on.
-            replacement: what takes the place of closed heads: nothing, their mean output on training data, the constants
-                with which the loss on training data is lowest, or what they would read with uniform attention.
-            start: whose weights; the dense experiment's by default.
-            changes: of the options that these weights were learned with.
+            values: The gate values, ``[gates]``.
+            splits: The splits to evaluate on.
+            replacement: The replacement of closed heads: nothing, their mean output on training data, the constants with the
+                lowest loss on training data, or their output with uniform attention.
+            start: The experiment with the weights. Default: the dense one.
+            changes: The changes of the options that these weights were trained with.
         """
         determined_by = {
             "experiment": "post hoc", "dense": (start or self.dense()).key, "values": values.tolist(), "splits": list(splits),
@@ -379,14 +380,14 @@ class Experiments:
         steps: int | None = None,
         keeps_weights: bool = False,
     ) -> Experiment:
-        """Return metrics and predictions after training on with fixed gate values to the end of the schedule.
+        """Retrain with fixed gate values to the end of the schedule, and return metrics and predictions.
 
         Args:
             values: The gate values ``[gates]``, mostly a mask.
             start: The dense experiment, or a learned one.
             changes: Changes of the options.
-            steps: The steps after which it ends before the schedule does; learning rates fall over as many.
-            keeps_weights: Whether ``weights.ckpt`` is left too, with the mask and without the optimiser.
+            steps: The number of steps, if fewer than in the schedule. Learning rates fall over them.
+            keeps_weights: Whether to keep ``weights.ckpt`` too, with the mask and without the optimiser.
         """
 
         def make(folder: Path) -> dict[str, Any]:
@@ -406,8 +407,10 @@ class Experiments:
         return self._experiment(f"retraining, {int((values > 0).sum())} heads", determined_by, make)
 
     def from_scratch(self, values: Tensor) -> Experiment:
-        """Metrics and predictions of a new model of the same shape with the gate values from the first step, after as many
-        steps as all phases together take (the control of Voita et al. 2019)."""
+        """Train a new model of the same shape with the gate values from the first step, and return metrics and predictions.
+
+        It has as many steps as all phases together (the control of Voita et al. 2019).
+        """
         seed, scratch = self.seed + OTHER_SEED, self.setup.scratch
         determined_by = {
             "experiment": "from scratch", "dense": self.dense_key, "values": values.tolist(), "weights": seed,
@@ -424,7 +427,7 @@ class Experiments:
         return self._experiment(f"from scratch, {int((values > 0).sum())} heads", determined_by, make)
 
     def do(self, name: str, determined_by: Mapping[str, Any], make: Callable[[Path], dict[str, Any]]) -> Experiment:
-        """An experiment of another kind, which does not train."""
+        """Do an experiment of another kind, which does not train."""
         return self._experiment(name, determined_by, make)
 
     def _experiment(self, name: str, determined_by: Mapping[str, Any], make: Callable[[Path], dict[str, Any]]) -> Experiment:
@@ -435,19 +438,19 @@ class Experiments:
             return self.cache.get_or_make(determined_by, make)
 
     def _pruner(self, options: PrunerOptions) -> HeadPruner:
-        """A module with these options and whatever weights; the last one built is kept."""
+        """Return a module with these options and any weights. The last module is kept."""
         if self._built[0] != options:
             self._built = (options, make_pruner(self.setup, self.data, options))
         return self._built[1]
 
     def with_weights(self, start: Experiment, changes: Mapping[str, Any]) -> HeadPruner:
-        """A module with changed options and the weights of a dense or learned experiment."""
+        """Return a module with changed options and the weights of a dense or learned experiment."""
         pruner = self._pruner(replace(self.options, **changes))
         pruner.load_state_dict(read_weights(weights_of(start)))
         return pruner
 
     def subject(self, start: Experiment, changes: Mapping[str, Any]) -> ScoringContext:
-        """The same with the data to score and search on."""
+        """Return the same module with the data to score and search on."""
         return ScoringContext(self.with_weights(start, changes), self.data, self.trainer())
 
     def _train(
@@ -459,9 +462,9 @@ class Experiments:
         keeps: Tensor | None = None,
         **limit: int,
     ) -> dict[str, Any]:
-        """Train from a checkpoint, or from where an earlier process was stopped, and return what it cost in all.
+        """Train from a checkpoint, or from where an earlier process was stopped, and return the whole cost.
 
-        Steps after the last checkpoint, which are made twice, count once.
+        Steps after the last checkpoint are made twice and count once.
 
         Args:
             pruner: The module.
@@ -496,7 +499,7 @@ class Experiments:
         return (cost.cost.with_teacher() if taught else cost.cost).as_row() | {"steps": trainer.global_step - first}
 
     def _evaluate(self, pruner: HeadPruner, folder: Path, values: Tensor, splits: Sequence[str]) -> dict[str, Any]:
-        """Metrics on the splits; the predictions go into ``predictions.npz``."""
+        """Return the metrics on the splits, and write ``predictions.npz``."""
         predictions = Predictions()
         trainer = self.trainer(predictions)
         device = trainer.strategy.root_device

@@ -1,4 +1,4 @@
-"""The methods that are compared: what each is called, what it does and where it is from.
+"""The methods of a comparison: their names, functions and sources.
 
 A method's name is a base with modifiers, such as ``learned``, ``his+swap`` or ``dsp+distil``. A base can have parameters:
 ``his(granularity=token)``. The base decides which heads stay: a *scored* one by a ranking of the dense model's heads
@@ -33,14 +33,14 @@ Decides = Literal["each", "once", "price"]
 
 @dataclass(frozen=True)
 class Learned:
-    """A learned method: the options of :class:`training.pruner.module.HeadPruner` that make it.
+    """Describe a learned method by the options of :class:`training.pruner.module.HeadPruner`.
 
     Args:
-        what: in one line.
-        source: paper, or :data:`OURS`.
-        options: what differs from the configuration.
-        decides: ``each``: trained for every budget; ``once``: trained for the smallest budget, whose final log_alpha ranks
-            the heads for all; ``price``: trained with a price on open heads, and heads rank by when they closed.
+        what: The description, in one line.
+        source: The paper, or :data:`OURS`.
+        options: The options that differ from the configuration.
+        decides: ``each``: trained for every budget. ``once``: trained for the smallest budget, whose final log_alpha ranks the
+            heads for all. ``price``: trained with a price on open heads, which rank by when they closed.
     """
 
     what: str
@@ -50,12 +50,12 @@ class Learned:
 
     @property
     def has_logits(self) -> bool:
-        """Whether it ranks by log-weights, whose differences mean something."""
+        """Whether its ranking are log-weights, whose differences are meaningful."""
         return self.decides != "price" and self.options["gate"] != "clamped-linear"
 
 
 PLAIN: dict[str, Any] = {"anneal": None, "straight_through": False, "straight_through_from": 1.0}
-"""Options of Hard-Concrete gates alone, as other families have to have them."""
+"""The values that options of Hard-Concrete gates must have for other families."""
 
 
 def _learned(pipelined: bool, start: str, once: bool) -> Learned | None:
@@ -123,7 +123,7 @@ _MAKERS: dict[str, Callable[..., Learned | None]] = {
 LEARNED: dict[str, Learned] = {
     name: one for base, make in _MAKERS.items() for name, one in variants(base, LEARNED_PARAMETERS[base], make).items()
 }
-"""Every learned method by name. A method is what its name says, whatever a configuration has for single runs."""
+"""Every learned method by name. Its options replace those that a configuration has for single runs."""
 PARAMETERS = LEARNED_PARAMETERS | SCORE_PARAMETERS
 RENAMED = {
     "learned-once": "learned(once=true)",
@@ -159,19 +159,19 @@ RENAMED = {
 }
 """Old names of methods, each with its present name."""
 RIVALS = ("his", "obs", "entropy", "entropy(keep=high)", "hies", "random")
-"""What a run compares itself with."""
+"""The methods that a run is compared with."""
 REFITTED_RIVALS = ("obs+refit", "his+refit", "random+refit")
-"""What a run compares itself with behind a refit."""
+"""The methods that a refitted run is also compared with."""
 CHEAP_RIVALS = REFITTED_RIVALS[:2]
-"""The methods of which a run keeps the heads, where they do better than its gates."""
+"""The methods whose heads a run keeps if they are better than those of its gates."""
 
 GIVEN = "mask:"
-"""What the name of a given mask begins with; its file follows."""
+"""The beginning of the name of a given mask; its file follows."""
 
 
 @dataclass(frozen=True)
 class Outside:
-    """A kind of method that is not part of this project: what it is, and whose."""
+    """Describe a kind of method that is not part of this project."""
 
     what: str
     source: str
@@ -196,11 +196,12 @@ MODIFIERS = {
 
 @dataclass(frozen=True)
 class Method:
-    """A method by its name.
+    """Hold the base and the modifiers of a method.
 
     Args:
-        base: of :data:`LEARNED` or :data:`training.scoring.scorers.SCORERS`, ``dense``, ``module:function`` or ``mask:FILE``.
-        modifiers: of :data:`MODIFIERS`.
+        base: A name in :data:`LEARNED` or :data:`training.scoring.scorers.SCORERS`, ``dense``, ``module:function`` or
+            ``mask:FILE``.
+        modifiers: Names in :data:`MODIFIERS`.
     """
 
     base: str
@@ -211,7 +212,7 @@ class Method:
         """Read ``base+modifier+...``.
 
         Raises:
-            GateError: for a name that is no method, an own score that cannot be imported or a file that holds no mask.
+            GateError: For a name that is no method, an own score that cannot be imported, or a file without a mask.
         """
         base, modifiers = _split(name)
         for modifier in modifiers:
@@ -254,17 +255,17 @@ class Method:
 
     @property
     def is_given(self) -> bool:
-        """Whether its mask is made elsewhere and comes with its own number of heads."""
+        """Whether its mask is read from a file and has its own number of heads."""
         return self.base.startswith(GIVEN)
 
     @property
     def is_own_score(self) -> bool:
-        """Whether it ranks by a function of the user's."""
+        """Whether it ranks by a user's function."""
         return ":" in self.base and not self.is_given
 
     @property
     def is_ours(self) -> bool:
-        """Whether this project came up with it; its searches for a better mask are its own whatever mask they start from."""
+        """Whether it is from this project. Searches for better masks are, whatever mask they start from."""
         return bool(self.modifiers & {"restarts", "draws", "swap"}) or (self.is_learned and self.learned.source == OURS)
 
     @property
@@ -321,15 +322,15 @@ def is_method(name: str) -> bool:
 
 
 def file_name(method: str) -> str:
-    """The name of a method or system without what has a meaning in paths; that of a method of this project stays as it is."""
+    """Return the name of a method or system without characters that have a meaning in paths."""
     return re.sub(r"[^\w.+ (),=-]", "_", method)
 
 
 def parse_methods(names: Sequence[str]) -> list[Method]:
-    """Methods by name, each once.
+    """Return the methods of names.
 
     Raises:
-        GateError: for an unknown name, one given twice, or none.
+        GateError: For an unknown name, a name that is given twice, or no name.
     """
     methods = [Method.parse(str(name).strip()) for name in names]
     if not methods:
@@ -346,7 +347,7 @@ def parse_methods(names: Sequence[str]) -> list[Method]:
 
 
 def own_method(options: PrunerOptions) -> Method:
-    """What a run with these options is in a comparison: the same training under the same name."""
+    """Return the method with the training of a run with these options."""
     if options.prune == 0:
         return Method("dense")
     name = OF_FAMILY[options.gate]
@@ -362,7 +363,7 @@ def own_method(options: PrunerOptions) -> Method:
 
 
 def mask_found_by(options: PrunerOptions, kept: Method) -> str:
-    """Return in one line how a run finds its heads, and what its weights went through.
+    """Describe in one line how a run finds its heads and trains its weights.
 
     Args:
         options: The options of the run.
@@ -388,28 +389,28 @@ OF_FAMILY: dict[GateFamily, str] = {
     "straight-through-top-k": "straight-through",
     "clamped-linear": "linear-l1",
 }
-"""The method that a family of gates makes."""
+"""The method of each family of gates."""
 BASES = ("dense", *LEARNED, *SCORERS)
 NAMES = tuple(dict.fromkeys(base.partition("(")[0] for base in BASES))
 
 
 def _nearest(base: str) -> str:
-    """The method that somebody may have meant, in brackets."""
+    """Return the nearest name in brackets."""
     near = difflib.get_close_matches(base, NAMES, n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
-# Masks that were made elsewhere: ``mask:FILE`` as a method.
+# Masks from files: ``mask:FILE`` as a method.
 
 content_of = cache(read_mask)
-"""The content of a mask file as it is when it is first read, so that all seeds have the same mask."""
+"""The content of a mask file, read once, so that all seeds have the same mask."""
 
 
 def given_mask(base: str, gates: HeadGates) -> Tensor:
-    """The mask ``[gates]`` of ``mask:FILE``.
+    """Return the mask ``[gates]`` of ``mask:FILE``.
 
     Raises:
-        GateError: if the file holds no mask of this model, or one that keeps all heads, none, or some of a group's.
+        GateError: If the file has no mask of this model, or a mask that keeps all heads, none, or a part of a group.
     """
     path = base.removeprefix(GIVEN)
     mask = gates.to_gates(parse_mask(content_of(path), gates.sites, source=path)).cpu()
@@ -425,10 +426,10 @@ def given_mask(base: str, gates: HeadGates) -> Tensor:
 
 
 def own_budget(base: str, gates: HeadGates, budgets: Sequence[Budget]) -> Budget:
-    """The one of several budgets that a given mask just fills: it is compared with what keeps as many heads.
+    """Return the budget with as many heads as a given mask keeps.
 
     Raises:
-        GateError: if it fills none, or it is no mask of this model.
+        GateError: If there is none, or the mask is not of this model.
     """
     mask, kinds = given_mask(base, gates), gates.kind_index().cpu()
     counted = [budget for budget in budgets if budget.time is None]
@@ -449,7 +450,7 @@ def own_budget(base: str, gates: HeadGates, budgets: Sequence[Budget]) -> Budget
 
 
 def check_given_masks(methods: Sequence[Method], gates: HeadGates, budgets: Sequence[Budget]) -> None:
-    """Raises :class:`GateError` for the first given mask that is not one of this model, or fits no budget."""
+    """Raise :class:`GateError` for the first given mask that is not of this model or fits no budget."""
     for method in methods:
         if method.is_given:
             own_budget(method.base, gates, budgets)
