@@ -1,5 +1,7 @@
-"""Methods x budgets x seeds on the same dense models, at equal training cost. Reads top to bottom: run the experiments of each
-seed, write tables, verdict, report."""
+"""Compare methods x budgets x seeds on the same dense models, at equal training cost.
+
+The file reads from top to bottom: run the experiments of each seed, then write tables, verdict and report.
+"""
 
 from __future__ import annotations
 
@@ -81,8 +83,10 @@ INSTEAD = {
 
 
 def check_unused(config: Namespace, given: Sequence[str]) -> None:
-    """Raises :class:`GateError` for what has no meaning in a comparison: options of single runs on its command line (a
-    configuration, which also serves single runs, may hold them), a checkpoint to start from, and training for show."""
+    """Raise :class:`GateError` for options on the command line that a comparison does not use.
+
+    These are options of single runs, which a shared configuration may have, a checkpoint to start from, and trial training.
+    """
     for name, instead in (dict.fromkeys(RUN_ONLY_OPTIONS, "") | INSTEAD).items():
         if any(argument.split("=")[0] == f"--{name}" for argument in given):
             raise GateError(f"--{name} is an option of training.fit, which a comparison does not use{instead}")
@@ -93,7 +97,7 @@ def check_unused(config: Namespace, given: Sequence[str]) -> None:
 
 
 def check_needed(given: Sequence[str], methods: Sequence[Method], stages: Sequence[str]) -> None:
-    """Raises :class:`GateError` for options on the command line that belong to methods or stages which are not compared."""
+    """Raise :class:`GateError` for options on the command line of methods or stages that are not compared."""
     modifiers = frozenset().union(*(method.modifiers for method in methods))
     used = {
         "--prices": (any(method.is_learned and method.learned.decides == "price" for method in methods), "lambda to --methods"),
@@ -117,10 +121,10 @@ def check_needed(given: Sequence[str], methods: Sequence[Method], stages: Sequen
 def check_methods(
     options: PrunerOptions, methods: Sequence[Method], budgets: Sequence[BudgetOption], distil: Mapping[str, float]
 ) -> None:
-    """Whether the module will take the options that each method gives it, before hours of training.
+    """Check that the module takes the options of each method, before hours of training.
 
     Raises:
-        GateError: for the first that it will not take.
+        GateError: For the first options that it does not take.
     """
     for method in methods:
         own: dict[str, Any] = dict(method.learned.options) if method.is_learned else {}
@@ -133,7 +137,7 @@ def check_methods(
 
 
 def check_fixed(options: PrunerOptions, methods: Sequence[Method], stages: Sequence[str]) -> None:
-    """Raises :class:`GateError` for what weights that are fixed cannot have done with them."""
+    """Raise :class:`GateError` for stages and methods that frozen weights do not allow."""
     for stage in stages:
         if options.nothing_trains and stage != FROM_SCRATCH and not is_post_hoc(stage):
             raise GateError(f"{options.nothing_trains}, but --stages has {stage!r}; give 'post hoc' alone")
@@ -143,8 +147,10 @@ def check_fixed(options: PrunerOptions, methods: Sequence[Method], stages: Seque
 
 
 def check_times(options: PrunerOptions, budgets: Sequence[BudgetOption], *, launcher: str) -> None:
-    """Raises :class:`GateError` for a table that no budget goes by, a time that it does not allow, and one that would be
-    measured elsewhere than where models are trained."""
+    """Raise :class:`GateError` for a latency table that no budget uses or that does not allow a time.
+
+    Also raise it if the table would be measured on another machine than the one that trains.
+    """
     times = [budget for budget in budgets if isinstance(budget, str)]
     if options.latency_table is not None:
         if not times:
@@ -160,7 +166,7 @@ def check_times(options: PrunerOptions, budgets: Sequence[BudgetOption], *, laun
 
 
 def check_kinds(methods: Sequence[Method], budgets: Sequence[BudgetOption]) -> None:
-    """Raises :class:`GateError` if budgets are of different kinds, but a method learns for the smallest of them alone."""
+    """Raise :class:`GateError` if budgets are of different kinds, but a method trains for the smallest of them alone."""
     kinds = {frozenset(budget) if isinstance(budget, dict) else None for budget in budgets}
     once = [method.name for method in methods if method.is_learned and method.learned.decides == "once"]
     if once and len(kinds) > 1:
@@ -171,7 +177,7 @@ def check_kinds(methods: Sequence[Method], budgets: Sequence[BudgetOption]) -> N
 
 
 def compare(line: CommandLine) -> RunDirectory | None:
-    """A comparison, or several of a benchmark, as the command line says; or, if it asks for that, the list of methods."""
+    """Do the comparison of a command line, or several of a benchmark, or list the methods if that is requested."""
     quiet_libraries()
     config = line.options
     if config.list_methods:
@@ -185,12 +191,12 @@ def compare(line: CommandLine) -> RunDirectory | None:
 
 
 def compare_parts(line: CommandLine, run: RunDirectory, parts: Mapping[str, Mapping[str, Any]]) -> RunDirectory:
-    """A comparison of each data set of a benchmark, in a folder of its name, and over all of them ``truth.csv``.
+    """Compare on each data set of a benchmark, in a folder of its name, and write ``truth.csv`` over all of them.
 
     Args:
-        line: as it was given.
-        run: to write into.
-        parts: by name the options of each data set.
+        line: The command line.
+        run: The directory to write into.
+        parts: The options of each data set by name.
     """
     config = line.options
     truths = []
@@ -212,11 +218,11 @@ def compare_parts(line: CommandLine, run: RunDirectory, parts: Mapping[str, Mapp
 
 
 def compare_on_one(line: CommandLine, run: RunDirectory) -> RunDirectory:
-    """The comparison on one data set.
+    """Compare on one data set.
 
     Args:
-        line: as it was given, or for this one of several.
-        run: to write into.
+        line: The command line, for this data set.
+        run: The directory to write into.
     """
     config = line.options
     comparison = planned_comparison(line, run)
@@ -249,7 +255,7 @@ def compare_on_one(line: CommandLine, run: RunDirectory) -> RunDirectory:
 
 
 def planned_comparison(line: CommandLine, run: RunDirectory) -> Comparison:
-    """Return what the options ask for.
+    """Return the comparison of a command line.
 
     Args:
         line: The command line.
@@ -293,7 +299,7 @@ def planned_comparison(line: CommandLine, run: RunDirectory) -> Comparison:
 
 
 def all_results(comparison: Comparison, run: RunDirectory, resolved: str, launcher: LauncherOptions) -> Results:
-    """Return the results of all seeds; after every row ``unfinished.csv`` is written.
+    """Return the results of all seeds. Write ``unfinished.csv`` after every row.
 
     Args:
         comparison: The methods, budgets, seeds and stages.
@@ -328,7 +334,7 @@ def all_results(comparison: Comparison, run: RunDirectory, resolved: str, launch
 
 @progress.stage("report")
 def report(run: RunDirectory) -> ReportData:
-    """Write ``report.html`` with its pictures; those of methods that are no longer compared go."""
+    """Write ``report.html`` with its pictures, and remove pictures of methods that are no longer compared."""
     remove_pictures(run.path / FIGURES)
     contents = read_contents(run.path)
     write_report([contents], run.path / "report.html")
@@ -363,7 +369,7 @@ def show_summary(console: Console, contents: ReportData) -> None:
 
 
 def _keeps_experiments(folder: Path) -> bool:
-    """Whether a folder is a cache of experiments, finished ones or those of a command that was stopped, and nobody else's."""
+    """Return whether a folder has only experiments, finished or interrupted."""
     if not folder.is_dir():
         return False
     inside = [path for path in folder.iterdir() if not path.name.startswith((".", "scores-"))]
@@ -372,17 +378,17 @@ def _keeps_experiments(folder: Path) -> bool:
 
 @contextmanager
 def locked_directory(path: str) -> Iterator[RunDirectory]:
-    """The directory that the first process has claimed, in all of them; see :func:`locked_by_one`."""
+    """Lock the directory for the first process, and yield it in all; see :func:`locked_by_one`."""
     with ExitStack() as held:
         yield processes.in_first(lambda: held.enter_context(locked_by_one(path)))
 
 
 @contextmanager
 def locked_by_one(path: str) -> Iterator[RunDirectory]:
-    """The directory, into which nobody else writes in the ``with`` block: new, empty, or that of a comparison, which goes on.
+    """Lock a directory for this comparison: a new or empty one, or a comparison to continue.
 
     Raises:
-        GateError: if it holds something else, or another process is at work there.
+        GateError: If it has other content, or another process works there.
     """
     folder = Path(path)
     with only_writer(folder) if is_first_process(os.environ) else nullcontext():

@@ -1,5 +1,8 @@
-"""The experiments of a comparison on a cluster of Ray. Tasks leave them in the folder of experiments, which all machines share;
-the comparison then finds every one finished, so its tables are those of one process."""
+"""Do the experiments of a comparison on a cluster of Ray.
+
+Tasks write them into the folder of experiments, which all machines share. The comparison then finds all of them finished, so
+its tables are those of one process.
+"""
 
 from __future__ import annotations
 
@@ -35,20 +38,20 @@ from training.setup import quiet_libraries
 # with each mask. A task leaves nothing but finished experiments, which whoever comes later finds.
 
 BASIC = frozenset({"distil"})
-"""Modifiers that change what a method learns, and not what is made of it."""
+"""The modifiers that change the training of a method."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A piece of a comparison that is done in one go.
+    """Hold a part of a comparison that one worker does.
 
     Args:
-        seed: of the comparison.
-        method: whose mask is chosen.
-        budget: of the mask.
-        stage: what is done with the mask; None for nothing beyond choosing it.
-        uses: for which weights the mask is chosen, see :meth:`MaskSelector.select`.
-        needs: places in the list of the tasks on whose experiments it builds.
+        seed: The seed.
+        method: The method that chooses the mask.
+        budget: The budget of the mask.
+        stage: The stage of the mask. None to only choose it.
+        uses: The values of ``post_hoc`` in :meth:`MaskSelector.select`.
+        needs: The indices of the tasks whose experiments it uses.
     """
 
     seed: int
@@ -60,13 +63,13 @@ class Task:
 
     @property
     def name(self) -> str:
-        """Of the task, for people."""
+        """Return the name of the task for messages."""
         what = self.method.name if self.budget is None else f"{self.method.name}, budget {self.budget.total}"
         return f"seed {self.seed}, {what}, {self.stage or 'the choice of heads'}"
 
 
 def tasks_of(plan: Sequence[PlanEntry], seeds: Sequence[int]) -> list[Task]:
-    """All tasks of a plan for some seeds, each behind those that it needs."""
+    """Return all tasks of a plan for some seeds, each after those that it needs."""
     uses, tasks = uses_of(plan), list[Task]()
 
     def add(*described: object) -> int:
@@ -97,20 +100,22 @@ def tasks_of(plan: Sequence[PlanEntry], seeds: Sequence[int]) -> list[Task]:
 
 
 def _choices(method: Method) -> list[Method]:
-    """The choices on the way to a mask: first what a method scores or learns, which its relatives with searches go on from, and
-    then the method itself. The dense model chooses nothing."""
+    """Return the choices on the way to a mask: the method without searches, which other methods share, then the method.
+
+    The dense model chooses nothing.
+    """
     if method.base == DENSE.base:
         return []
     return list(dict.fromkeys([Method(method.base, method.modifiers & BASIC), method]))
 
 
 def _is_learned_for_each(method: Method) -> bool:
-    """Whether a method learns gates for each budget, so that its budgets share nothing."""
+    """Return whether a method trains gates for each budget, so that its budgets share nothing."""
     return method.is_learned and method.learned.decides == "each"
 
 
 def do(task: Task, experiments: Experiments, selector: MaskSelector) -> None:
-    """Do a task, as far as its experiments are not finished."""
+    """Do the unfinished experiments of a task."""
     for post_hoc in task.uses:
         selection = selector.select(task.method, task.budget, post_hoc=post_hoc)
         if task.stage is not None:
@@ -118,22 +123,22 @@ def do(task: Task, experiments: Experiments, selector: MaskSelector) -> None:
 
 
 TRIES = 3
-"""How often a task whose worker is lost is done again."""
+"""The number of times that a task is repeated if its worker is lost."""
 LOOK = 1.0
-"""Seconds after which Ctrl+C is noticed."""
+"""The seconds after which Ctrl+C is noticed."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What every worker needs to know.
+    """Hold the facts that every worker needs.
 
     Args:
-        comparison: pickled, since the user's own data can be imported only from the directory of the command.
-        directory: of the command; paths count from there.
-        mark: a file that lies in the folder of experiments for as long as the command runs.
-        software: versions and code that results depend on, by name.
-        threads: of each task.
-        on_gpu: whether tasks get a share of a GPU.
+        comparison: The comparison, pickled, because a user's own data are only importable in the directory of the command.
+        directory: The directory of the command, to which paths are relative.
+        mark: A file in the folder of experiments, which exists while the command runs.
+        software: The versions and the code that results depend on, by name.
+        threads: The number of threads of each task.
+        on_gpu: Whether tasks get a share of a GPU.
     """
 
     comparison: bytes
@@ -145,16 +150,17 @@ class Terms:
 
 
 def do_on_ray(comparison: Comparison, plan: Sequence[PlanEntry], options: LauncherOptions) -> None:
-    """Do all experiments of a comparison, several at a time, on the cluster that this process is connected to. What a lost
-    worker had under way is done again by another one, from the last checkpoint on.
+    """Do all experiments of a comparison, several at a time, on the connected cluster.
+
+    If a worker is lost, another one repeats its work from the last checkpoint.
 
     Args:
         comparison: The comparison.
-        plan: What is done for each seed.
-        options: How many processors and GPUs each experiment has.
+        plan: The plan of each seed.
+        options: The processors and GPUs of each experiment.
 
     Raises:
-        GateError: if an experiment fails in a way that the user can mend, or its workers are lost again and again.
+        GateError: If an experiment fails with a user's error, or its workers are lost again and again.
     """
     import ray
 
@@ -182,7 +188,7 @@ def do_on_ray(comparison: Comparison, plan: Sequence[PlanEntry], options: Launch
 
 
 def check_done(promised: Any, task: Task) -> None:
-    """Raises whatever ended a task: :class:`GateError` for what its user can mend, the error itself for anything else."""
+    """Raise the error that ended a task: :class:`GateError` for a user's error, and otherwise the error itself."""
     import ray
     from ray.exceptions import RayError, RayTaskError
 
@@ -200,15 +206,15 @@ def check_done(promised: Any, task: Task) -> None:
 
 
 def work(terms: Terms, task: Task, *before: str | None) -> str | None:
-    """A task, in a worker.
+    """Do a task in a worker.
 
     Args:
-        terms: of all tasks.
-        task: to do.
-        before: what the tasks that it needs complained of.
+        terms: The facts for all tasks.
+        task: The task.
+        before: The complaints of the tasks that it needs.
 
     Returns:
-        A complaint for the user in one sentence; None if all went well.
+        A complaint for the user in one sentence; None on success.
     """
     complaint = next(filter(None, before), None)
     if complaint is not None:
@@ -222,10 +228,10 @@ def work(terms: Terms, task: Task, *before: str | None) -> str | None:
 
 
 def take_place(terms: Terms) -> None:
-    """Work from now on where the command does, and as it does.
+    """Work in the directory of the command, with its settings.
 
     Raises:
-        GateError: if this machine has not the command's directory, its experiments or its software.
+        GateError: If this machine does not have the command's directory, experiments or software.
     """
     here = f"the machine {platform.node()} of the cluster"
     if not terms.directory.is_dir():
@@ -255,20 +261,20 @@ def take_place(terms: Terms) -> None:
 
 @lru_cache(maxsize=1)
 def opened(comparison: bytes, seed: int) -> tuple[Experiments, MaskSelector]:
-    """The data and the model of a seed, which the next task of a worker mostly needs again."""
+    """Return the data and the model of a seed, cached because the next task of a worker mostly needs them again."""
     found: Comparison = pickle.loads(comparison)
     return found.of_seed(seed)
 
 
 def software() -> dict[str, str]:
-    """What results depend on: packages by their versions, and the code of this project."""
+    """Return the versions of packages and the hash of this project's code."""
     folders = [Path(__file__).parents[2] / name for name in ("gates", "training")]
     return {**versions(), "code of head-gates": folders_fingerprint(*folders)}
 
 
 @contextmanager
 def marked(folder: Path) -> Iterator[Path]:
-    """A file in the folder by which other machines can tell that it is this very one, for the length of a ``with`` block."""
+    """Keep a file in the folder during a ``with`` block, by which other machines recognise the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     mark = folder / f".shared-{uuid.uuid4().hex}"
     mark.touch()

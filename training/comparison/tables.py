@@ -1,4 +1,4 @@
-"""What a comparison leaves beside its rows: scores, masks, summary, statistics, agreement and the verdict."""
+"""Write the files of a comparison: rows, scores, masks, summary, statistics, agreement and the verdict."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ from training.truth.compiler import NECESSARY
 from training.truth.tables import Functions, judged
 
 SAMPLES = 20
-"""Sentences that are shown in all systems."""
+"""The number of sentences that are shown with all translations."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One method at one budget and stage, with one seed: a row of ``comparison.csv``.
+    """Hold one method at one budget and stage, with one seed: a row of ``comparison.csv``.
 
     Args:
         seed: The seed.
@@ -69,7 +69,7 @@ class Row:
         heads: The number of open heads.
         described: Columns that only some rows have: the bytes of the cache, the share of heads that gates closed.
         metrics: The metrics by split and name, such as ``test_accuracy``.
-        cost: The cost of finding the mask and of training on with it, by column.
+        cost: The cost of finding the mask and of retraining, by column.
         selection: The heads that the method keeps.
         experiment: The experiment that evaluated them.
     """
@@ -98,17 +98,17 @@ class Row:
 
 @dataclass
 class Results:
-    """What is known so far, over all seeds.
+    """Hold the results so far, over all seeds.
 
     Args:
         rows: The rows of ``comparison.csv``.
-        masks: of ``masks.json``.
-        rankings: scores behind masks ``[gates]``, by budget, method and seed.
-        scores, gates, prices: parts of ``scores.csv``, ``gates_over_time.csv`` and ``prices.csv``.
-        truth: rows of ``truth.csv``, where the necessary heads are known.
-        carried: rows of ``interchange.csv``, where the facts behind the answers are.
+        masks: The entries of ``masks.json``.
+        rankings: The scores behind masks ``[gates]``, by budget, method and seed.
+        scores, gates, prices: The parts of ``scores.csv``, ``gates_over_time.csv`` and ``prices.csv``.
+        truth: The rows of ``truth.csv``, if the necessary heads are known.
+        carried: The rows of ``interchange.csv``, if the facts behind the answers are known.
         budgets: The budgets of the model.
-        pruner, data: of the last seed.
+        pruner, data: The module and the data of the last seed.
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -124,13 +124,13 @@ class Results:
     data: TaskData | None = None
 
     def table(self) -> pd.DataFrame:
-        """Return the rows; the experiment's key is the last column, which columns that few rows have would follow."""
+        """Return the rows as a table. The key of the experiment is the last column, after columns that only few rows have."""
         table = pd.DataFrame([row.as_columns() for row in self.rows])
         return table[[*table.columns.drop("experiment"), "experiment"]]
 
 
 def score_columns(experiments: Experiments, selector: MaskSelector, rankings: Mapping[Mask, Tensor]) -> pd.DataFrame:
-    """One row per gate of a seed: where it is, its raw scores, and what each method ranked by at its smallest budget."""
+    """Return one row per gate of a seed: its place, its raw scores, and its score by each method at the smallest budget."""
     smallest = selector.smallest.total
     gates = experiments.pruner.gates
     labels = site_labels(gates.sites)
@@ -150,7 +150,7 @@ def score_columns(experiments: Experiments, selector: MaskSelector, rankings: Ma
 
 
 def price_rows(experiments: Experiments, selector: MaskSelector) -> pd.DataFrame:
-    """One row per price that a seed trained with: the gates that it leaves open, in all and in each site."""
+    """Return one row per price that a seed trained with: the gates that it leaves open, in all and in each site."""
     gates = experiments.pruner.gates
     rows = []
     for one in selector.priced.values():
@@ -162,14 +162,14 @@ def price_rows(experiments: Experiments, selector: MaskSelector) -> pd.DataFrame
 
 
 def sample_translations(results: Results, predictions: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame | None:
-    """The first sentences of the test split, their references, and what each experiment of the first seed made of them.
+    """Return the first sentences of the test split, their references, and the translations by experiments of the first seed.
 
     Args:
-        results: with all rows.
-        predictions: ``test_prediction``, the translations of the split in its order, of each experiment.
+        results: The results, with all rows.
+        predictions: ``test_prediction`` of each experiment: the translations of the split, in its order.
 
     Returns:
-        Columns ``source``, ``reference`` and, as METHOD.STAGE.BUDGET, the systems; None for other tasks, and where only a part
+        The columns ``source``, ``reference`` and METHOD.STAGE.BUDGET for each system. None for other tasks, and if only a part
         of the split was translated.
     """
     if not isinstance(results.data, TranslationData):
@@ -186,8 +186,10 @@ def sample_translations(results: Results, predictions: Mapping[str, Mapping[str,
 
 
 def majority_of(results: Results, predictions: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """By metric, what always answering the most frequent class or tag of the test split would score; empty for other
-    tasks."""
+    """Return the score of always answering the most frequent class or tag of the test split, by metric.
+
+    The result is empty for other tasks.
+    """
     assert results.pruner is not None
     task = results.pruner.task
     if not isinstance(task, (Classification, TokenClassification)):
@@ -207,16 +209,17 @@ def write_tables(
     command: str,
     more: Mapping[str, Any] | None = None,
 ) -> None:
-    """Everything that is computed from the rows; what an earlier comparison left and this one has not goes. ``metrics.json`` is
-    written last: where it is, everything is. Then there are checksums of all.
+    """Write all tables that follow from the rows, and remove those of an earlier comparison that this one does not have.
+
+    ``metrics.json`` is written last, before the checksums, so all tables are complete if it exists.
 
     Args:
-        run: to write into.
-        results: with all rows.
-        name: of the comparison or run.
-        methods, seeds: what was compared.
-        command: as which it can be started again.
-        more: what ``metrics.json`` has beside, of a single run.
+        run: The directory to write into.
+        results: The results, with all rows.
+        name: The name of the comparison or run.
+        methods, seeds: The compared methods and seeds.
+        command: The command that starts it again.
+        more: Further entries of ``metrics.json``, for a single run.
     """
     pruner = results.pruner
     assert pruner is not None
@@ -271,8 +274,9 @@ def write_tables(
 
 
 def against_dense(results: Results, kept: Method) -> dict[str, float]:
-    """Return the main metric of the run's final model on the test split and its difference to the dense model, with 95 %
-    intervals of a paired bootstrap over test examples; empty for a dense model.
+    """Return the test metric of the run's final model and its difference to the dense model, with 95 % intervals.
+
+    The intervals are of a paired bootstrap over test examples. The result is empty for a dense model.
 
     Args:
         results: The results of a run.
@@ -320,7 +324,7 @@ def read_predictions(results: Results) -> dict[str, dict[str, Any]]:
 
 
 def write_files(run: RunDirectory, results: Results, tables: Mapping[str, pd.DataFrame | None]) -> None:
-    """Write the tables, masks and sites; a file of an earlier comparison that has no table now is removed."""
+    """Write the tables, masks and sites. Remove files of an earlier comparison whose table is None here."""
     assert results.pruner is not None
     for file, table in tables.items():
         if table is not None:
@@ -363,21 +367,20 @@ def described_sites(gates: HeadGates) -> Iterator[dict[str, Any]]:
 # rows of ``interchange.csv``.
 
 ROWS = 1536
-"""Examples that are exchanged."""
+"""The number of examples that are exchanged."""
 CARRIES = 0.1
-"""Share of the way to the other answer from which a head counts as a carrier."""
+"""The share of the way to the other answer from which a head counts as a carrier."""
 LEARNED = 0.6
 """Share of right answers from which a model has learned a fact. A model that has not is right half the time, since every
 example has a counterpart of the opposite answer, and its effects are ratios of noise."""
 
 
 def carried_rows(experiments: Experiments, results: Results) -> list[dict[str, Any]]:
-    """A row for each mask of a seed; none where the data know of no facts, are not asked for them, or the
-    seed's dense model has learned none.
+    """Return a row for each mask of a seed, with the share of the effects of all heads that the kept heads have.
 
-    ``carried`` is the share of the effects of all heads that the kept ones have, the mean over facts that the model has
-    learned; ``at_best`` what the best mask with as many heads has; ``carriers`` how many heads carry a fact, and ``recall`` the
-    share of them that is kept, of as many as the mask could keep.
+    There is no row if the data have no facts, the options do not need them, or the dense model has learned none. The columns:
+    ``carried`` is the mean share over learned facts; ``at_best`` that of the best mask of this size; ``carriers`` the number of
+    heads that carry a fact; ``recall`` the share of them that is kept, of as many as the mask could keep.
     """
     data = experiments.data
     if not isinstance(data, SyntheticData) or not data.options.interchange:
@@ -406,7 +409,7 @@ def carried_rows(experiments: Experiments, results: Results) -> list[dict[str, A
 
 
 def without_facts(setup: Setup, seeds: Sequence[int], results: Results) -> str | None:
-    """What a user is told of seeds that have no rows, although rows are asked for; None where all have some."""
+    """Return a notice on seeds without rows although rows were requested; None if all seeds have some."""
     lacking = [str(seed) for seed in seeds if seed not in {row["seed"] for row in results.carried}]
     if not lacking or not isinstance(setup.data, Synthetic) or not setup.data.interchange:
         return None
@@ -417,14 +420,14 @@ def without_facts(setup: Setup, seeds: Sequence[int], results: Results) -> str |
 
 
 def shares_of(effects_of_facts: Mapping[str, Tensor]) -> Tensor:
-    """The share of each gate in the effects of all, the mean over facts, ``[gates]``; an effect below 0 counts as none."""
+    """Return the share of each gate in the effects of all, the mean over facts, ``[gates]``. An effect below 0 counts as 0."""
     positive = [found.clamp(min=0) for found in effects_of_facts.values()]
     totals = [found.sum().clamp(min=torch.finfo(found.dtype).tiny) for found in positive]  # no head may carry it
     return torch.stack([found / total for found, total in zip(positive, totals, strict=True)]).mean(0)
 
 
 def facts_of(experiments: Experiments, data: SyntheticData) -> dict[str, list[float]]:
-    """The interchange effects of every gate of the dense model, by fact; of those that it has learned, which may be none."""
+    """Return the interchange effects of every gate of the dense model, by learned fact. There may be none."""
     dense = experiments.dense()
     determined_by = {"experiment": "interchange", "dense": dense.key, "rows": ROWS, "learned": LEARNED}
 
@@ -438,10 +441,10 @@ def facts_of(experiments: Experiments, data: SyntheticData) -> dict[str, list[fl
 
 
 def effects_on(subject: ScoringContext, data: SyntheticData) -> dict[str, list[float]]:
-    """The same of a subject."""
+    """Return the same effects for a subject."""
 
     def for_answers(answers: Tensor) -> Callable[[Batch], Tensor]:
-        """How much the model speaks for the answers, of two, rather than for the others, ``[batch]``."""
+        """Return by how much the model prefers the right one of two answers, ``[batch]``."""
 
         def margin(batch: Batch) -> Tensor:
             logits = subject.task.losses(subject.backbone, batch)[1]
@@ -471,13 +474,14 @@ SEARCHES = {"greedy": "test_prediction", "beam": "test_prediction_beam"}
 
 
 def save_translations(run: RunDirectory, results: Results) -> None:
-    """Write the translations of the test split, one file per system and search, beside sources and references, and
-    ``significance.csv``: the paired bootstrap of every system against the dense one. There is nothing for tasks without
-    translations, and a notice in place of a system that translated only a part of the split.
+    """Write the translations of the test split, and ``significance.csv``: the paired bootstrap against the dense model.
+
+    There is one file per system and search, with sources and references. Nothing is written for other tasks. A system that
+    translated only a part of the split is left out with a notice.
 
     Args:
-        run: to write into.
-        results: of its comparison; a system is called METHOD.STAGE.
+        run: The directory to write into.
+        results: The results of its comparison. A system is called METHOD.STAGE.
     """
     if not isinstance(results.data, TranslationData):
         return
@@ -503,7 +507,7 @@ def save_translations(run: RunDirectory, results: Results) -> None:
 
 
 def texts_of(predictions: Path) -> dict[str, list[str]]:
-    """The translations of the test split that an experiment left, by search."""
+    """Return the translations of the test split of an experiment, by search."""
     arrays = read_arrays(predictions, mend=f"delete {str(predictions.parent)!r} and start again")
     return {search: arrays[name].tolist() for search, name in SEARCHES.items() if name in arrays}
 
@@ -517,15 +521,15 @@ def write_significance(
     baseline: str = "dense",
     samples: int = 1000,
 ) -> None:
-    """The paired bootstrap of every system against a baseline, retrained if there is such a row and post hoc otherwise.
+    """Write the paired bootstrap of every system against a baseline, retrained if there is such a row and else post hoc.
 
     Args:
-        run: to write into.
-        systems: texts by search and system.
-        reference: texts that are right.
-        data: says how BLEU takes words apart.
-        baseline: method to compare with.
-        samples: of the bootstrap.
+        run: The directory to write into.
+        systems: The texts by search and system.
+        reference: The reference texts.
+        data: The data, whose options choose the tokenizer of BLEU.
+        baseline: The method to compare with.
+        samples: The number of samples of the bootstrap.
     """
     rows = []
     for search, texts in systems.items():
@@ -540,7 +544,7 @@ def write_significance(
 
 
 def read_texts(path: Path) -> list[str]:
-    """The lines of a file that :func:`save_translations` wrote; some may be empty."""
+    """Return the lines of a file of :func:`save_translations`. Some may be empty."""
     return path.read_text(encoding="utf-8").split("\n")[:-1]
 
 
@@ -551,7 +555,7 @@ SURVIVES = 0.99
 
 
 def necessary_gates(experiments: Experiments) -> Functions:
-    """For each necessary function of a seed's model the gates that perform it; empty where nothing is known of it."""
+    """Return the gates that perform each necessary function of a model; empty if the truth is unknown."""
     gates = experiments.pruner.gates
     layers, heads = gates.layer_index().tolist(), [head for size in gates.sizes for head in range(size)]
     gate_of = {place: gate for gate, place in enumerate(zip(layers, heads, strict=True))}
@@ -560,7 +564,7 @@ def necessary_gates(experiments: Experiments) -> Functions:
 
 
 def truth_rows(experiments: Experiments, results: Results) -> list[dict[str, Any]]:
-    """A row for each mask of a seed but the dense model's; none where nothing is known of the model."""
+    """Return a row for each mask of a seed except the dense one; none if the truth of the model is unknown."""
     functions, metric = necessary_gates(experiments), f"test_{experiments.pruner.task.main_metric}"
     if not functions:
         return []

@@ -1,4 +1,4 @@
-"""What a run prints at its end: a table, what was kept and what it is worth, warnings, and where everything lies."""
+"""Print the end of a run: a table, the kept heads and their quality, warnings, and the paths of all outputs."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ FASTER = 1.02
 
 
 def show_run(console: Console, run: RunDirectory, results: Results, described: Mapping[str, Any]) -> None:
-    """Print the table of a finished run, what it kept, warnings, and the paths of what was written.
+    """Print the table of a finished run, its kept heads, warnings, and the paths of its outputs.
 
     Args:
         console: The console.
         run: The directory, with ``metrics.json``.
         results: The results of the run and its comparison.
-        described: What ``metrics.json`` says of the run.
+        described: The entry ``run`` of ``metrics.json``.
     """
     metrics = run.read_json("metrics.json")
     main, majority = metrics["main_metric"], metrics.get("majority", {})
@@ -84,10 +84,10 @@ def table_of(results: Results, described: Mapping[str, Any], main: str, majority
 
 
 def sentences(described: Mapping[str, Any], metrics: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what a run kept, how good that is with its interval, how much smaller and faster, and what gates decided.
+    """Yield the kept heads, their quality with its interval, the size and speed, and the closed gates, in sentences.
 
     Args:
-        described: What ``metrics.json`` says of the run.
+        described: The entry ``run`` of ``metrics.json``.
         metrics: All of ``metrics.json``.
     """
     yield from outcome(described, metrics["main_metric"]).values()
@@ -98,7 +98,7 @@ def sentences(described: Mapping[str, Any], metrics: Mapping[str, Any]) -> Itera
 
 
 def warnings(results: Results, described: Mapping[str, Any], main: str, majority: Mapping[str, float]) -> Iterator[str]:
-    """Yield what speaks against using the pruned model."""
+    """Yield the reasons against using the pruned model."""
     assert results.pruner is not None
     task, rows = results.pruner.task, [row.as_columns() for row in results.rows]
     dense = pd.Series([row[f"test_{main}"] for row in rows if is_dense(row["method"])], dtype=float)
@@ -129,11 +129,11 @@ def warnings(results: Results, described: Mapping[str, Any], main: str, majority
 
 
 def gates_sentence(learned: Mapping[str, Any], priced: str = "an open one") -> str:
-    """Return how many gates closed by themselves and the price of one at the end; empty where nothing was learned.
+    """Return how many gates training closed and the final price of a gate; empty if nothing was trained.
 
     Args:
-        learned: What ``metrics.json`` says of the gates.
-        priced: What they paid for.
+        learned: The entry ``gates`` of the run in ``metrics.json``.
+        priced: The unit of the price.
     """
     if not learned or not learned["price"]:  # a price that was given, and the exact top K, leave no gate to a budget
         return ""

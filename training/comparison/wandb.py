@@ -1,4 +1,4 @@
-"""What W&B gets of results: a flat summary, tables, pictures and artifacts of a run; of a comparison a group of runs."""
+"""Send results to W&B: a flat summary, tables, pictures and artifacts of a run, and a group of runs for a comparison."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ TABLES = ("comparison", "summary", "statistics", "agreement")
 
 
 def send_run(logger: WandbLogger, run: RunDirectory, results: Results, described: Mapping[str, Any]) -> None:
-    """The end of a run: its comparison as a Table, its pictures as media, its results as the summary, and as artifacts the
-    pruned model, the masks and the tables."""
+    """Send the end of a run: its comparison as a Table, its pictures as media, and its results as the summary.
+
+    The pruned model, the masks and the tables are artifacts.
+    """
     table = results.table()
     logger.log_table("comparison", dataframe=table)
     for picture in sorted((run.path / "plots").glob("*.png")):
@@ -46,17 +48,17 @@ def send_run(logger: WandbLogger, run: RunDirectory, results: Results, described
 
 
 def summary_of_run(rows: pd.DataFrame, described: Mapping[str, Any], main_metric: str) -> dict[str, Any]:
-    """A run's results by flat names, as charts and sweeps take them.
+    """Return a run's results by flat names, as charts and sweeps use them.
 
-    ``test/METRIC/METHOD`` is that of a method after training with its mask, where there was any, and
-    ``post_hoc/test/METRIC/METHOD`` with its mask alone. ``test/METRIC/drop`` is the quality that the run's own method loses
-    against the dense model: above 0 if it is worse, also for a loss and a perplexity. ``select/METRIC`` is that of the own
-    method on the selection split: its last value in training would not be of the final model.
+    ``test/METRIC/METHOD`` is the metric of a method after retraining, if it was retrained. ``post_hoc/test/METRIC/METHOD`` is
+    the metric with its mask alone. ``test/METRIC/drop`` is the quality that the run's own method loses against the dense model:
+    above 0 if it is worse, also for a loss and a perplexity. ``select/METRIC`` is the own method's metric on the selection
+    split, because the last value in training is not that of the final model.
 
     Args:
-        rows: of the run's ``comparison.csv``.
-        described: what :func:`training.comparison.run.describe_run` says.
-        main_metric: such as ``accuracy``.
+        rows: The rows of the run's ``comparison.csv``.
+        described: The result of :func:`training.comparison.run.describe_run`.
+        main_metric: The main metric, such as ``accuracy``.
     """
     own, result = described["method"], described["result"]
     summary: dict[str, Any] = {f"select/{name[7:]}": value for name, value in result.items() if name.startswith("select_")}
@@ -82,7 +84,7 @@ def summary_of_run(rows: pd.DataFrame, described: Mapping[str, Any], main_metric
 
 
 def folder_artifact(name: str, kind: str, folder: Path) -> wandb.Artifact:
-    """A folder as an artifact, whose files are not copied first: W&B reads them where they are."""
+    """Return a folder as an artifact. W&B reads its files in place, without copies."""
     artifact = wandb.Artifact(name, type=kind)
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):  # one by one, since W&B tells of whole folders
         artifact.add_file(str(file), name=file.relative_to(folder).as_posix(), policy="immutable", skip_cache=True)
@@ -90,7 +92,7 @@ def folder_artifact(name: str, kind: str, folder: Path) -> wandb.Artifact:
 
 
 def tables_artifact(name: str, folder: Path) -> wandb.Artifact:
-    """The tables of a run directory as an artifact, with masks, sites and the verdict."""
+    """Return the tables of a run directory as an artifact, with masks, sites and the verdict."""
     artifact = wandb.Artifact(name, type="results")
     for file in sorted(path for path in folder.iterdir() if path.suffix in (".csv", ".json", ".md", ".tsv")):
         artifact.add_file(str(file), policy="immutable", skip_cache=True)
@@ -98,8 +100,10 @@ def tables_artifact(name: str, folder: Path) -> wandb.Artifact:
 
 
 def send_comparison(run: RunDirectory, options: WandbOptions, config: Mapping[str, Any], main_metric: str) -> None:
-    """A comparison as a group: a run for every experiment, and one of the whole with tables, pictures, charts of quality
-    against heads, the verdict as its notes, and the masks and tables as artifacts."""
+    """Send a comparison as a group: a run for every experiment, and one for the whole.
+
+    The latter has tables, pictures, charts of quality against heads, the verdict as notes, and masks and tables as artifacts.
+    """
     group = options.group or options.name or run.path.name
     options = replace(options, mode=resolved_mode(options))  # once: asking again while a run is open is warned of
     if options.mode == "disabled":
@@ -139,14 +143,14 @@ def send_comparison(run: RunDirectory, options: WandbOptions, config: Mapping[st
 
 
 def summary_of_experiment(row: Mapping[Any, Any]) -> dict[str, Any]:
-    """A row of ``comparison.csv`` by flat names: ``test/accuracy``, ``heads``, ``cost/seconds``."""
+    """Return a row of ``comparison.csv`` by flat names: ``test/accuracy``, ``heads``, ``cost/seconds``."""
     splits = {f"{name.replace('_', '/', 1)}": value for name, value in row.items() if name.startswith(("test_", "select_"))}
     costs = {f"cost/{name}": row[name] for name in COSTS if name in row}
     return splits | costs | {"heads": row["heads"], "budget": row["budget"]}
 
 
 def summary_of_comparison(summary: pd.DataFrame, main_metric: str) -> dict[str, float]:
-    """Means over seeds as ``STAGE/test/METRIC/METHOD/BUDGET``; the dense model without a budget."""
+    """Return means over seeds as ``STAGE/test/METRIC/METHOD/BUDGET``; the dense model has no budget."""
     named = {}
     for row in summary.to_dict("records"):
         at = "" if is_dense(row["method"]) else f"/{row['budget']}"
@@ -155,7 +159,7 @@ def summary_of_comparison(summary: pd.DataFrame, main_metric: str) -> dict[str, 
 
 
 def charts(summary: pd.DataFrame, main_metric: str) -> Iterator[tuple[str, Any]]:
-    """For every stage a chart of mean quality against heads: a line per method, the dense model across."""
+    """Return for every stage a chart of mean quality against heads: a line per method, and a horizontal one for dense."""
     for stage, rows in summary.groupby("stage", sort=False):
         dense = are_dense(rows["method"])
         budgets = sorted(int(budget) for budget in set(rows.loc[~dense, "budget"]))
