@@ -22,14 +22,14 @@ BACKWARD = 2.0
 REFIT = 4.0
 """The time of a refit in forward passes over its rows; measured on MiniLM: 3.6."""
 ROW = 1.0
-"""The seconds that an evaluation takes beside its passes."""
+"""The seconds of an evaluation without its passes."""
 MAX_PARAMETERS = 500_000_000
 
 
 def estimate(experiments: Experiments, plan: Sequence[PlanEntry]) -> str:
-    """Return in a sentence how long the training and the comparison of a run take; empty where that cannot be told.
+    """Return in a sentence how long the training and the comparison of a run take; empty if that is unknown.
 
-    It is told on one CPU, for models whose batches take seconds at most and that do not generate texts.
+    It is known on one CPU, for models whose batches take seconds at most and that do not generate texts.
 
     Args:
         experiments: The experiments of the run.

@@ -81,17 +81,16 @@ def limit_of(setup: Setup) -> TimeLimit | None:
 def measured_table(
     setup: Setup, data: TaskData, *, budgets: Sequence[str] = (), batch: int | None = None, length: int | None = None
 ) -> LatencyTable:
-    """The table of a run's model on the run's device and in its precision.
+    """Measure the table of a run's model on the run's device and in its precision.
 
     Args:
-        setup: of the run.
-        data: built.
-        budgets: The budgets in time, which are refused before the whole measurement if they cannot be met.
-        batch: examples, and
-        length: tokens of each; by default those of the first batch of the test split.
+        setup: The setup of the run.
+        data: The data, built.
+        batch: The number of examples. Default: as in the first batch of the test split.
+        length: The number of tokens of each. Default: as in that batch.
 
     Raises:
-        GateError: for several devices, and a model whose heads cannot be removed.
+        GateError: For several devices, and for a model whose heads cannot be removed.
     """
     trainer, options = make_trainer(setup), setup.model
     if trainer.world_size > 1:

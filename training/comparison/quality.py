@@ -1,4 +1,4 @@
-"""A budget by quality: the fewest heads whose refitted model keeps what the dense model can do."""
+"""Find a budget by quality: the fewest heads whose refitted model is as good as the dense one, within a given loss."""
 
 from __future__ import annotations
 
