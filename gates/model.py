@@ -224,8 +224,7 @@ class GatedModel(SharedGates, nn.Module):
     def fix_mask_(self) -> Tensor:
         """End the pruning: fix the gates at :meth:`mask`, for training and evaluation, and return the mask ``[gates]``.
 
-        ``closed_by_training`` then has the number of gates that training had closed, before their rank closed the rest of the
-        budget. :meth:`print_open_heads` prints it.
+        ``closed_by_training`` then has the number of gates that training had closed, before their rank closed the rest.
 
         Raises:
             GateError: For gates with a budget that were trained without :meth:`step_`, or that are all equal.
@@ -241,9 +240,9 @@ class GatedModel(SharedGates, nn.Module):
                     f"all {self.gates.size} gates are equal, so a budget of {self.gate_config.budget} would keep the first; "
                     "train the gates, or call start_from_(scores) first"
                 )
-        mask, is_closed = self.mask(), ~self.gates.open().bool()
+        mask, was_open = self.mask(), self.gates.open()
         if self.gates.mode != "masked":
-            self.closed_by_training = int((is_closed & (mask.to(is_closed.device) == 0)).sum())
+            self.closed_by_training = int(((was_open == 0) & (mask.to(was_open) == 0)).sum())
         self.set_mask_(mask)
         return self.gates.mask.clone()
 
@@ -328,8 +327,8 @@ class GatedModel(SharedGates, nn.Module):
             of_kind = sum(site.heads for site in self.gates.sites if site.kind == kind)
             print(f"  {kind}: {sum(counts)} of {of_kind}, by layer {' '.join(map(str, counts))}")
         if self.closed_by_training is not None:
-            closed = int((self.gates.mask == 0).sum())
-            print(f"of {closed} closed {self.gates.unit}s, training closed {self.closed_by_training}, and their rank the rest")
+            closed = f"of {int((self.gates.mask == 0).sum())} closed {self.gates.unit}s"
+            print(f"{closed}, training closed {self.closed_by_training}, and their rank the rest")
 
     def refit_(
         self,

@@ -365,8 +365,7 @@ def card_text(
     zero_heads: int = 0,
     unpadded: int | None = None,
 ) -> str:
-    """Return the text of the README. ``mask`` is ``[heads]``. ``unpadded`` is the number of parameters without heads of zeros;
-    None if the export is not padded."""
+    """Return the text of the README. ``unpadded`` is the number of parameters without heads of zeros; None if not padded."""
     sites = find_attention(dense)
     sizes = [site.heads for site in sites]
     kept = [int(part.sum()) for part in mask.split(sizes)]
@@ -383,10 +382,7 @@ def card_text(
     )
     lines = [
         *header,
-        f"# {title}",
-        "",
-        LOADS[form],
-        "",
+        f"# {title}\n\n{LOADS[form]}\n",
         f"- Base model: `{shown}`",
         f"- Mask found by: {' '.join(card.method.split()) or 'not stated'} (the kept heads are in `mask.json`)",
         f"- Parameters: {parameters:,} (dense: {count_parameters(dense):,})",
