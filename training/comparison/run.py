@@ -80,7 +80,7 @@ def with_found_budget(experiments: Experiments, run: RunDirectory) -> Experiment
     The search is kept in ``budget.json``.
 
     Args:
-        experiments: The experiments of a run with the budget ``auto``, in place of which they have some other.
+        experiments: The experiments of a run with the budget ``auto``. Their own budget is a placeholder.
         run: The directory to write into.
     """
     options = experiments.setup.model
