@@ -14,7 +14,9 @@ import pytorch_lightning as pl
 import torch
 import yaml
 
+from gates.attention.sites import find_attention
 from gates.errors import GateError
+from gates.surgery.masks import load_mask
 from tests.training import stops
 from tests.training.data.test_images import save_vit, write_images
 from tests.training.runs import last_checkpoint, make_data, make_pruner, make_setup, run_fit, write_config
@@ -83,6 +85,21 @@ def test_the_comparison_has_every_method_at_the_same_budget_and_cost(full_run):
     assert (metrics["budgets"], metrics["seeds"], metrics["methods"]) == ([3], [0], ["dense", *METHODS])
     assert metrics["heads"] == metrics["gates"] == 8
     assert metrics["versions"]["torch"] == torch.__version__
+
+
+def test_equal_masks_have_equal_results(full_run):
+    """Rows agree with the mask files: methods with the same mask have the same post hoc and retrained numbers."""
+    run, _ = full_run
+    sites = find_attention(make_pruner().backbone)
+    masks = {method: tuple(load_mask(run / "masks" / f"{method}.json", sites).tolist()) for method in METHODS}
+    table = pd.read_csv(run / "comparison.csv")
+    for stage in ("post hoc", "retrained"):
+        rows = table[table["stage"] == stage].set_index("method")["test_loss"]
+        rivals = [method for method in METHODS if method != "learned" or stage == "post hoc"]
+        for first in rivals:
+            for second in rivals:
+                if masks[first] == masks[second]:
+                    assert rows[first] == pytest.approx(rows[second], abs=1e-6)
 
 
 def test_scores_and_rankings_agree_with_the_masks(full_run):

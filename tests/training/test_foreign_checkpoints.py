@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from gates.errors import GateError
 from tests.training.runs import make_data, make_pruner, make_setup
 from training.commands.table import run_command
 from training.comparison.cache import identity_of_dense, run_inputs
-from training.pruner.checkpoints import IDENTITY, read_archive, read_checkpoint, write_checkpoint
+from training.pruner.checkpoints import IDENTITY, check_identity, read_archive, read_checkpoint, write_checkpoint
 from training.runs.directory import RunDirectory
 from training.runs.resume import identity_of, noted_identity
 
@@ -66,3 +67,9 @@ def test_runs_that_differ_in_an_option_differ_in_identity():
     assert identity_of(json.loads(json.dumps(run_inputs(setup, dense)))) == own  # as it is read again
     assert identity_of(run_inputs(replace(setup, model=replace(setup.model, budget=2)), dense)) != own
     assert identity_of(run_inputs(setup, {**dense, "seed": 1})) != own
+
+
+def test_a_checkpoint_without_identity_is_of_no_run_that_has_one(tmp_path):
+    check_identity({}, tmp_path, None, "the run")
+    with pytest.raises(GateError, match="is not of the run: it was written with other options"):
+        check_identity({}, tmp_path, "ab", "the run")

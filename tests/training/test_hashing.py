@@ -48,6 +48,12 @@ def test_other_values_have_another_hash(other):
     assert hashed(split_of(other)) != hashed(split_of(LISTS))
 
 
+def test_numbers_and_texts():
+    assert hashed(split_of([1, 2])) == hashed(split_of([1, 2], pa.int8())) != hashed(split_of([2, 1]))
+    assert hashed(split_of(["a", "b"])) != hashed(split_of(["ab", ""])) != hashed(split_of(["a", None]))
+    assert hashed(split_of([0.5])) != hashed(split_of([0.25]))
+
+
 def test_more_rows_than_are_read_at_once(monkeypatch):
     monkeypatch.setattr(hashing, "ROWS", 2)
     assert hashed(split_of(LISTS)) != hashed(split_of([*LISTS[:3], [4, 5, 7]]))

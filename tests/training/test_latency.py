@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,6 +21,7 @@ from training.latency import (
     inputs_shaped,
     measure_achieved,
     measure_table,
+    site_times,
     without_heads,
 )
 
@@ -52,12 +54,26 @@ def test_it_ends_when_the_time_is_up_but_not_before_there_are_quartiles(seconds,
     assert len(calls) == 3 * turns
 
 
+@pytest.mark.parametrize("count", [1, 2, 5, 30])
+def test_median_and_quartiles_are_those_of_numpy(count):
+    values = np.random.default_rng(count).exponential(size=count).tolist()
+    spread = Spread.of(values)
+    assert spread.median == pytest.approx(np.median(values))
+    assert (spread.low, spread.high) == pytest.approx(tuple(np.percentile(values, [25, 75])))
+
+
 def test_ratios_are_taken_within_turns():
     """A machine that is ten times slower in the second half changes the times, and no ratio."""
     plain = [1.0, 1.0, 1.0, 10.0, 10.0, 10.0]
     times = Times({"plain": plain, "gated": [1.5 * value for value in plain]})
     assert times.ratio("gated", "plain") == Spread(1.5, 1.5, 1.5)
     assert times.milliseconds("plain").high == pytest.approx(10)
+
+
+def test_a_cpu_is_timed_by_the_wall_clock(monkeypatch):
+    went = itertools.count(0, 2)
+    monkeypatch.setattr("training.latency.time.perf_counter", lambda: next(went))
+    assert alternate("a", {"a": int}, CPU, Effort(turns=2, warm_up=0)).of["a"] == [2000.0] * 2
 
 
 COSTS = {"encoder": 1.0, "decoder": 2.0, "cross": 0.5}
@@ -123,6 +139,11 @@ def test_a_copy_without_heads_shares_what_is_no_attention_and_leaves_the_model()
     assert id(model.get_input_embeddings().weight) in shared
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert [site.heads for site in find_attention(model)] == [4, 4]
+
+
+def test_noise_is_smoothed_without_moving_the_dense_model():
+    assert site_times([2.0, 4.0, 3.0, 8.0, 6.0], [0, 1, 2, 3, 4], sites=1) == pytest.approx([0, 1.5, 1.5, 4, 4])
+    assert site_times([0.0, 4.0, 8.0], [0, 2, 4], sites=2) == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
 def test_inputs_are_brought_to_the_shapes_of_the_table():

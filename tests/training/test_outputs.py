@@ -12,6 +12,7 @@ from training.comparison import grid
 from training.config import RunOptions
 from training.pruner.checkpoints import read_checkpoint
 from training.runs.directory import RunDirectory, check_output, check_output_folder, locked_directory
+from training.runs.tracking import run_id
 
 
 def test_only_what_the_command_has_written_is_replaced(tmp_path):
@@ -60,6 +61,19 @@ def test_a_comparison_is_not_replaced_by_a_run(existing, tmp_path):
     RunDirectory.claim(str(tmp_path), "name", existing)
 
 
+def test_a_directory_that_holds_something_is_not_taken(tmp_path):
+    run, sweep, other = tmp_path / "run", tmp_path / "sweep", tmp_path / "other"
+    for file in (run / "config.yaml", sweep / "sweep.yaml", other / "thesis.tex"):
+        file.parent.mkdir()
+        file.write_text("model: {}\ndata: {}\ntrainer: {}\n")
+    with pytest.raises(GateError, match=r"already holds a run.*--existing resume.*--existing overwrite"):
+        RunDirectory.claim(str(run), "name", "refuse")
+    for folder in (sweep, other):
+        for existing in ("refuse", "overwrite"):
+            with pytest.raises(GateError, match="is not empty and does not hold a run"):
+                RunDirectory.claim(str(folder), "name", existing)
+
+
 @pytest.mark.parametrize("name", ["../../esc", "a/b", "..", "a\nb", "x" * 300])
 def test_an_agents_run_stays_among_the_runs(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -69,6 +83,15 @@ def test_an_agents_run_stays_among_the_runs(name, tmp_path, monkeypatch):
     with pytest.raises(GateError, match=r"^WANDB_RUN_ID "), locked_directory(RunOptions(name="x")):
         pytest.fail("it is taken")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_id_of_a_run_in_wandb_is_one(tmp_path):
+    (tmp_path / "wandb").mkdir()
+    (tmp_path / "wandb" / "run_id.txt").write_text("../../esc\n")
+    with pytest.raises(GateError, match=r"run_id.txt' as the id of a run in W&B: it is damaged"):
+        run_id(tmp_path)
+    (tmp_path / "wandb" / "run_id.txt").unlink()
+    assert run_id(tmp_path) == run_id(tmp_path)
 
 
 def test_a_run_behind_a_link_is_not_removed(tmp_path):

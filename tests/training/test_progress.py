@@ -78,6 +78,13 @@ def test_what_was_done_before_does_not_count_as_fast(lines, clock):
     assert stage.text == "finetune 95/100"
 
 
+def test_a_total_is_never_exceeded(lines):
+    stage = lines.begin("swaps", 6.0, 0)
+    stage.advance(8.5)
+    assert stage.text == "swaps 6/6"
+    assert stage.left() == 0
+
+
 def test_a_failure_ends_stages_without_a_word(lines, clock, monkeypatch):
     monkeypatch.setattr(progress, "_fitting_display", lambda: lines)
 

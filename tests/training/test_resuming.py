@@ -192,3 +192,17 @@ def test_a_comparison_that_is_stopped_between_its_tables_is_not_taken_for_finish
     assert run_command("compare", given) == 0
     assert (run / "config.yaml").read_text() != began
     assert json.loads((run / "metrics.json").read_text())["methods"] == ["learned", "his"]
+
+
+def test_what_killed_processes_left_in_a_run_goes_when_it_goes_on(tmp_path):
+    """Whatever number their process had, which another may have now: nobody else writes there."""
+    run = RunDirectory(tmp_path)
+    run.create("name: x\n")
+    lasting = tmp_path / "checkpoints" / "dense.ckpt"
+    lasting.touch()
+    for left in (".metrics.json.partial-1", "checkpoints/.dense.ckpt.partial-1", "plots/.a.png.partial-1"):
+        (tmp_path / left).touch()
+    (tmp_path / ".export.partial-1" / "more").mkdir(parents=True)
+    RunDirectory(tmp_path, resumes=True).create("name: x\n")
+    assert not [path for path in tmp_path.rglob("*") if "partial" in path.name]
+    assert lasting.is_file()

@@ -40,6 +40,12 @@ def test_a_damaged_table_is_told_with_the_place(damage, reason, tmp_path):
         read_table(path, needed=("budget",))
 
 
+def test_gaps_and_infinite_values_of_measurements_are_no_damage(tmp_path):
+    path = tmp_path / "comparison.csv"
+    path.write_text("seed,low,exact\n0,,True\n1,inf,False\n")
+    assert read_table(path)["low"].tolist()[1] == float("inf")
+
+
 @pytest.mark.parametrize("text", ["", "{", "[" * 20_000, "[]", "null", "5", '{"a": 1} x'])
 def test_damaged_json_is_named(text, tmp_path):
     path = tmp_path / "metrics.json"

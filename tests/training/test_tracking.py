@@ -71,6 +71,13 @@ def test_who_asks_for_an_online_run_is_told_that_there_is_none(no_network):
         tracking.reachable(WandbOptions(mode="online"))
 
 
+def test_modes_that_need_no_network_ask_for_none(no_network, monkeypatch):
+    monkeypatch.setattr(tracking, "no_answer_of", lambda *arguments: pytest.fail("asked"))
+    assert [tracking.reachable(WandbOptions(mode=mode)).mode for mode in ("offline", "disabled")] == ["offline", "disabled"]
+    monkeypatch.setenv("WANDB_MODE", "dryrun")
+    assert tracking.reachable(WandbOptions()).mode == "offline"
+
+
 class Refusing(BaseHTTPRequestHandler):
     """A server that answers, and lets nobody in."""
 
@@ -171,6 +178,24 @@ def test_an_offline_run_asks_for_no_server(tmp_path):
     assert proxy.asked == ["http://the-end.invalid/"]
 
 
+BEGINS_A_RUN = """
+from pathlib import Path
+from training.config import WandbOptions
+from training.runs.tracking import start
+start(WandbOptions(mode="offline"), Path("run"), config={}, id="child").finish()
+"""
+
+
+@pytest.mark.integration
+def test_a_run_that_a_process_with_wandb_begins_elsewhere_has_its_files(tmp_path):
+    """The child uses the service of its parent's client, whose working directory is another."""
+    parent = tracking.start(WandbOptions(mode="offline"), tmp_path / "parent", config={}, id="parent")
+    (tmp_path / "elsewhere").mkdir()
+    subprocess.run([sys.executable, "-c", BEGINS_A_RUN], check=True, cwd=tmp_path / "elsewhere", env=os.environ)
+    parent.finish()
+    assert len(list((tmp_path / "elsewhere" / "run" / "wandb").glob("offline-run-*/*.wandb"))) == 1
+
+
 @pytest.mark.parametrize("home", ["file", "missing"])
 def test_without_a_home_directory_folders_of_wandb_are_in_the_run(home, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
@@ -185,15 +210,16 @@ def test_without_a_home_directory_folders_of_wandb_are_in_the_run(home, tmp_path
 
 
 @pytest.mark.integration
-@pytest.mark.integration
-def test_results_that_wandb_does_not_take_are_still_written(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("command", ["fit", "compare"])
+def test_results_that_wandb_does_not_take_are_still_written(command, tmp_path, monkeypatch, capsys):
     def fails(*_):
         raise PermissionError(13, "Permission denied", "/nonexistent")
 
-    monkeypatch.setattr("training.comparison.grid.send_comparison", fails)
+    module, name = {"fit": ("run", "send_run"), "compare": ("grid", "send_comparison")}[command]
+    monkeypatch.setattr(f"training.comparison.{module}.{name}", fails)
     run = tmp_path / "run"
     arguments = ["--config", write_config(tmp_path), "--run_dir", str(run), "--wandb.mode", "offline"]
-    arguments += ["--methods", "his", "--budgets", "3", "--seeds", "0", "--stages", "post hoc"]
-    assert run_command("compare", arguments) == 0
-    assert (run / "report.html").is_file()
+    arguments += ["--methods", "his", "--budgets", "3", "--seeds", "0", "--stages", "post hoc"] if command == "compare" else []
+    assert run_command(command, arguments) == 0
+    assert (run / ("finished.json" if command == "fit" else "report.html")).is_file()
     assert "warning: W&B did not get all results ([Errno 13] Permission denied" in capsys.readouterr().err

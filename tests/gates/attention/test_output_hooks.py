@@ -93,3 +93,11 @@ def test_a_model_that_was_compiled_and_called_before_has_its_gates_in_force():
         assert not torch.allclose(closed, dense)
         gates.detach()
         torch.testing.assert_close(compiled(**batch).logits, dense)
+
+
+def test_attached_restores_after_an_exception():
+    model = build("bert")
+    gates = HeadGates(model)
+    with pytest.raises(RuntimeError, match="inside"), gates.attached():
+        raise RuntimeError("inside")
+    assert not gates.is_attached

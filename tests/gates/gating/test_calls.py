@@ -114,6 +114,17 @@ def test_values_that_changed_since_the_call_do_not_matter():
     compare(of_a_block)
 
 
+def test_a_backward_pass_inside_a_block_of_other_values():
+    found = []
+    for checkpointing in (None, {"use_reentrant": False}):
+        model, gates, batch = gated("bert", checkpointing=checkpointing)
+        gates.generator = torch.Generator().manual_seed(1)
+        loss = loss_of(model, batch)
+        with gates.use(torch.ones(gates.size)):
+            found.append(gradients(model, gates, lambda loss=loss: loss))
+    torch.testing.assert_close(found[1], found[0])
+
+
 def test_a_region_around_the_model_is_refused_where_its_draw_cannot_be_repeated():
     model, gates, batch = gated("bert")
     gates.generator = torch.Generator().manual_seed(1)

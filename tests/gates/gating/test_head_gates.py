@@ -3,6 +3,7 @@ import copy
 import pytest
 import torch
 
+from gates.attention.scaling import scale_heads
 from gates.errors import GateError
 from gates.gating.head_gates import HeadGates
 from gates.surgery.remove import remove_heads_
@@ -99,6 +100,25 @@ def test_compiled_equals_eager(mode):
     torch.testing.assert_close(logits(compiled, batch), logits(model, batch))
     assert (logits(compiled, batch) - expected).abs().max() > 1e-3
     torch._dynamo.reset()
+
+
+@pytest.mark.integration
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # raised within dynamo
+def test_compiled_training_reaches_the_gates():
+    model, batch = build("bert"), inputs("bert")
+    gates = HeadGates(model, initial_log_alpha=0.4).attach().train()
+    compiled = torch.compile(model, backend="aot_eager")
+    drawn = [compiled(**batch).logits.square().mean() for _ in range(3)]
+    sum(drawn).backward()
+    assert len({loss.item() for loss in drawn}) == 3
+    assert bool((gates.log_alpha.grad != 0).any())
+    torch._dynamo.reset()
+
+
+def test_scale_heads_by_hand():
+    heads = torch.arange(12.0).reshape(1, 2, 6)  # two queries, three heads of two features
+    scaled = scale_heads(heads, torch.tensor([1.0, 0.0, 2.0]))
+    assert scaled.tolist() == [[[0, 1, 0, 0, 8, 10], [6, 7, 0, 0, 20, 22]]]
 
 
 # -- groups ------------------------------------------------------------------------------------------------------

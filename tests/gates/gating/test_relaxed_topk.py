@@ -67,6 +67,13 @@ def test_it_tends_to_the_hard_top_k():
     assert distances[-1] < 1e-6
 
 
+def test_rows_are_independent():
+    scores = torch.randn(4, 9, generator=torch.Generator().manual_seed(1))
+    together = relaxed_top_k(scores, 3, 0.5)
+    for row, alone in zip(together, scores, strict=True):
+        torch.testing.assert_close(row, relaxed_top_k(alone, 3, 0.5))
+
+
 def test_inclusion_at_a_low_temperature_is_that_of_drawing_without_replacement():
     """Gumbel top-K: the set is drawn one by one with probabilities proportional to exp(log_alpha)."""
     log_alpha = torch.tensor([1.0, 0.3, 0.0, -0.7, -1.5])

@@ -62,3 +62,11 @@ def test_a_gate_closed_too_early_returns():
         (-(gates() * (useful - 0.3)).sum()).backward()
         optimizer.step()
     assert torch.equal(gates().detach(), useful)
+
+
+def test_half_precision_gives_float32_gates_and_the_gradient_of_a_float32_sigmoid():
+    gates = family(Budget(3, {})).to(torch.bfloat16)
+    (gradient,) = torch.autograd.grad(gates().sum(), gates.log_alpha)
+    assert gates().dtype == torch.float32
+    sigmoid = torch.sigmoid(gates.log_alpha.detach().float())
+    assert torch.equal(gradient, (sigmoid * (1 - sigmoid)).to(torch.bfloat16))

@@ -3,8 +3,10 @@
 import pytest
 
 from gates.errors import GateError
+from tests.training import translation_runs
 from tests.training.local_text_runs import make_run, write_texts
 from training.analysis.model import load_run
+from training.fit import main as fit
 
 
 @pytest.mark.integration
@@ -23,3 +25,9 @@ def test_data_that_changed_or_went_are_said_and_others_can_be_named(tmp_path):
     with pytest.raises(GateError, match=r"own.txt' does not exist.*; config.yaml of the run in .*"):
         load_run(run, harmless)
     load_run(run, named)
+
+
+@pytest.mark.nightly
+def test_unchanged_data_of_a_translator_are_taken(tmp_path):
+    assert fit(["--config", translation_runs.write_config(tmp_path), "--run_dir", str(tmp_path / "run")]) == 0
+    assert load_run(str(tmp_path / "run")).data.fingerprint()

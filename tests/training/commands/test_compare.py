@@ -127,6 +127,18 @@ def test_nothing_is_trained_again(finished, again, monkeypatch):
     assert (run / "comparison.csv").read_bytes() == before
 
 
+@pytest.mark.integration
+def test_what_changes_rivals_changes_their_experiments(finished, again):
+    """Options that act after fine-tuning reuse the dense model and nothing that was trained on from it; the control with
+    distillation is one row per seed."""
+    run = again("--methods", "his,dense+distil", "--budgets", "4", "--model.distil", "0.3")
+    before, table = pd.read_csv(finished[0] / "comparison.csv"), pd.read_csv(run / "comparison.csv")
+    retrained = set(before.loc[before["stage"] == "retrained", "experiment"])
+    assert not retrained & set(table.loc[table["stage"] == "retrained", "experiment"])
+    assert (table["method"] == "dense+distil").sum() == 2
+    assert table.loc[table["method"].isin(["dense", "dense+distil"]), "budget"].eq(8).all()
+
+
 @pytest.mark.nightly
 def test_a_mask_without_training_is_searched_on_the_dense_weights(finished, tmp_path):
     """The mask for training is searched on weights that were trained with the gates. ``masks.json`` has both if they differ."""

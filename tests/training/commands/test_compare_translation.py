@@ -39,6 +39,18 @@ def test_rows_state_the_bleu_of_their_translations(finished):
         )
 
 
+def test_samples_are_the_translations_of_the_first_seed(finished):
+    pairs = make_data().texts["test"]
+    samples = pd.read_csv(finished / "samples.tsv", sep="\t", dtype=str, keep_default_na=False)
+    assert samples["source"].tolist() == pairs.source[:20]
+    assert samples["reference"].tolist() == pairs.target[:20]
+    rows = pd.read_csv(finished / "comparison.csv").query("seed == 0")
+    assert set(samples.columns[2:]) == {f"{row.method}.{row.stage}.{row.budget}" for row in rows.itertuples()}
+    for row in rows.itertuples():
+        kept = np.load(finished / "experiments" / row.experiment / "predictions.npz")["test_prediction"]
+        assert samples[f"{row.method}.{row.stage}.{row.budget}"].tolist() == kept[:20].tolist()
+
+
 def test_a_budget_of_one_kind_leaves_the_others_whole(finished):
     sites = json.loads((finished / "sites.json").read_text())
     kinds = np.repeat([site["kind"] for site in sites], [site["gates"] for site in sites])

@@ -205,6 +205,11 @@ def test_any_budget_of_any_ranking(run, tmp_path, ranking, budget, count):
     assert written(run, tmp_path / "out").tolist() == expected.tolist()
 
 
+def test_a_ranking_without_a_budget_keeps_the_runs_own_mask_of_it(run, tmp_path):
+    assert call(run, tmp_path / "out", "--format", "masked", "--ranking", "random") == 0
+    assert torch.equal(written(run, tmp_path / "out"), kept(run, run / "masks" / "random.json"))
+
+
 @pytest.mark.integration
 def test_a_score_that_no_run_compares_is_computed_from_the_dense_model(run, tmp_path, monkeypatch, capsys):
     """As a comparison computes it, from the weights at the end of fine-tuning; the data are read once for it and the refit."""
@@ -220,6 +225,11 @@ def test_a_score_that_no_run_compares_is_computed_from_the_dense_model(run, tmp_
     assert written(run, tmp_path / "out").tolist() == of_comparison
     assert call(tmp_path / "comparison", tmp_path / "none", "--format", "masked") == 2
     assert "holds a comparison or other results, not a run; give a directory that fit wrote" in capsys.readouterr().err
+
+
+def test_a_minimum_per_layer_of_ones_own(run, tmp_path):
+    assert call(run, tmp_path / "out", "--format", "stock", "--budget", "4", "--minimum_per_layer", "2") == 0
+    assert written(run, tmp_path / "out").view(2, 4).sum(1).tolist() == [2, 2]
 
 
 def test_the_weights_of_another_checkpoint(run, tmp_path):

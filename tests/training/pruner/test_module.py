@@ -385,6 +385,10 @@ def test_accumulated_halves_equal_whole_batches():
     assert not torch.allclose(results[0]["backbone.classifier.weight"], start["backbone.classifier.weight"], atol=1e-3)
 
 
+def test_keeping_checkpoints_changes_nothing(trained):
+    assert_same(state(fit(make_pruner())), trained(gate="hard-concrete").state)
+
+
 def test_frozen_parameters_stay_and_gates_still_learn():
     pruner = make_pruner(freeze=[".*"])
     before, start = state(pruner), pruner.gates.log_alpha.detach().clone()
