@@ -64,7 +64,7 @@ def seconds_of_run(subject: ScoringContext, experiments: Experiments, plan: Sequ
     known = 0
     if setup.model.refits:
         known = 1 + len(CHEAP_RIVALS) if options.keep == "best" else 1
-        training += (known + len(search.ridges)) * refit + (known - 1) * score
+        training += known * refit + (known - 1) * score
     own = own_method(setup.model)  # trained before the comparison
     others = [entry for entry in plan if entry.method != own]
     comparison = sum(_seconds_of(entry, steps["retrain"], refit=refit, score=score, rows=select + test) for entry in others)

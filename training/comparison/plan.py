@@ -164,7 +164,6 @@ def run_seed(
     plan: Sequence[PlanEntry],
     results: Results,
     shown: progress.Stage,
-    own_selectors: Mapping[Method, MaskSelector] | None = None,
 ) -> Iterator[Row]:
     """Yield the rows of one seed, as planned, and put masks, rankings and gates over time into the results.
 
@@ -174,7 +173,6 @@ def run_seed(
         plan: The plan of the seed.
         results: The results, which are added to.
         shown: The stage to show them in; each row is a step of it.
-        own_selectors: The selectors of some methods, in place of the selector.
     """
     check_given_masks([planned.method for planned in plan], experiments.pruner.gates, selector.budgets)
     uses = uses_of(plan)
@@ -182,8 +180,7 @@ def run_seed(
         method = planned.method
         named = method.name if planned.budget is None else f"{method.name} at {counted(planned.budget.total, 'head')}"
         shown.work_on(named)
-        chosen_by = (own_selectors or {}).get(method, selector)
-        selected = {post_hoc: chosen_by.select(method, planned.budget, post_hoc=post_hoc) for post_hoc in uses}
+        selected = {post_hoc: selector.select(method, planned.budget, post_hoc=post_hoc) for post_hoc in uses}
         selection = selected[uses[0]]
         # Within a time, methods keep different numbers of heads. The largest number that fits identifies the budget.
         in_time = planned.budget if planned.budget is not None and planned.budget.time is not None else None
