@@ -128,8 +128,8 @@ def refit_(
         writers, reenters = find_writers(gates, next(iter(batches()), None), forward)
         selected = list(_to_refit(writers, values.split(gates.sizes), feed_forward=feed_forward))
         reenters = reenters and keep_states
-        dense_passes = Passes(gates, torch.ones_like(values), dense or {}, forward, writers, reenters=reenters)
-        pruned_passes = Passes(gates, values, refitted, forward, writers, reenters=reenters)
+        dense_passes = Passes(gates, torch.ones_like(values), dense or {}, forward, writers, reenters=reenters, fixed=True)
+        pruned_passes = Passes(gates, values, refitted, forward, writers, reenters=reenters, fixed=False)
         for _, members in groupby(selected, key=lambda one: one[0].block or one[0] if reenters else one[0]):
             group = dict(members)
             targets: dict[int, list[Target]] = {}  # targets of the whole group, by the number of the batch
