@@ -46,6 +46,10 @@ class Moments(NamedTuple):
         return self.xx - torch.outer(self.x, self.x) / self.positions, self.xy - torch.outer(self.x, self.y) / self.positions
 
 
+BLOCK = 512
+"""The inputs whose products are computed together."""
+
+
 class ProjectionMoments(HeadMetric):
     """Accumulate :class:`Moments` over batches and processes."""
 
@@ -74,12 +78,15 @@ class ProjectionMoments(HeadMetric):
         self.positions += len(inputs)
         self.x += inputs.sum(0, dtype=torch.float64)
         self.y += targets.sum(0, dtype=torch.float64)
-        add_products_(self.xx, inputs, inputs)
+        for start in range(0, inputs.shape[1], BLOCK):  # the upper half in blocks; the lower is equal to it
+            end = start + BLOCK
+            add_products_(self.xx[start:end, start:], inputs[:, start:end], inputs[:, start:])
         add_products_(self.xy, inputs, targets)
         self.yy += targets.double().square().sum()
 
     def compute(self) -> Moments:
-        return Moments(self.positions, self.x, self.y, self.xx, self.xy, self.yy)
+        xx = self.xx.triu() + self.xx.triu(1).T
+        return Moments(self.positions, self.x, self.y, xx, self.xy, self.yy)
 
 
 def add_products_(total: Tensor, x: Tensor, y: Tensor) -> None:
