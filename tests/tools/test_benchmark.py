@@ -6,12 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 from torch.distributions import Categorical
+from torch.utils.flop_counter import FlopCounterMode
 
 from gates import find_attention
+from gates.export.cost import count_parameters
 from tools.benchmark import growth, large, memory, pruned, scores, steps
 from tools.benchmark.__main__ import PARTS, main, read
 from tools.benchmark.setting import KINDS, Setting, Size
-from tools.benchmark.tables import GOALS, markdown
+from tools.benchmark.steps import stepping
+from tools.benchmark.tables import GOALS, judge, markdown
 from training.scoring.passes import PASSES
 
 ROOT = Path(__file__).parents[2]
@@ -73,6 +76,59 @@ def test_the_ideal_is_that_of_the_operations_worked_out_by_hand():
     assert costs[1.0] - costs[0.5] == 4 * (4 * 2 * 16 * 64 * 16 + 2 * 2 * 16 * 16 * 16)
     assert pruned.prepare_pruned(SETTING, "decode", SIZE, 0.125, "")().shape == (3, 16 + pruned.NEW_TOKENS)
     assert pruned.profile_token(SETTING, Size(2, 8), 0.125, tokens=3)["products_ms"] > 0
+
+
+@pytest.mark.integration
+def test_a_pruned_model_has_the_operations_of_a_stock_model_with_as_many_heads_in_every_layer():
+    models = pruned.stock_models(SETTING, 0.5)
+    inputs = pruned.inputs_of(SETTING, SIZE, models["dense"])
+    found = {}
+    for name, model in models.items():
+        with FlopCounterMode(display=False) as counted, torch.no_grad():
+            model(**inputs)
+        found[name] = counted.get_total_flops(), count_parameters(model)
+    assert found["evenly"] == found["at_random"] == found["stock"] < found["dense"]
+    [quarter, half] = sorted(pruned.measure_stock(SETTING), key=lambda row: row["heads_kept"])
+    assert (quarter["heads_kept"], half["heads_kept"]) == (0.25, 0.5)
+    assert half["of_stock"]["median"] > 0
+
+
+@pytest.mark.integration
+def test_a_gated_step_is_counted_and_gates_learn_alone():
+    rows = {(row["dtype"], row["step"]): row for row in steps.measure_counts(SETTING)}
+    for dtype in ("float32", "bfloat16"):
+        plain, cheap, gated = (rows[dtype, step] for step in ("plain", "gated, no new price", "gated"))
+        assert (plain["more"], plain["more_to_host"]) == (0, 0)
+        assert 0 < cheap["more"] < gated["more"]
+        assert gated["more_to_host"] == 0
+    assert [row["dtype"] for row in steps.measure_gates_alone(SETTING)] == ["float32", "bfloat16"]
+    assert [row["dtype"] for row in steps.measure_bfloat16_steps(SETTING)] == ["bfloat16"] * len(KINDS)
+
+
+def test_a_step_of_gates_alone_changes_gates_and_no_weight(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        steps, "stepping", lambda model, *rest, **options: seen.append(model) or stepping(model, *rest, **options)
+    )
+    step = steps.prepare_gates_alone(SETTING, SIZE)
+    [gated] = seen
+    before = {name: weight.detach().clone() for name, weight in gated.named_parameters()}
+    step()
+    changed = {name for name, weight in gated.named_parameters() if not torch.equal(weight, before[name])}
+    assert changed == {name for name in before if name.endswith("log_alpha")} != set()
+    assert not any(module.training for module in gated.base_model.modules() if isinstance(module, torch.nn.Dropout))
+
+
+def test_goals_of_a_gpu_are_judged_there_alone():
+    rows = [{"dtype": dtype, "length": 2048, "over_attention": ratio} for dtype, ratio in (("bfloat16", 1.2), ("float32", 1.1))]
+    [own] = [goal for goal in GOALS if goal.where == {"dtype": "bfloat16", "length": 2048}]
+    assert (judge(own, rows)["kept_in"], judge(own, rows[1:])["verdict"]) == ("0 of 1", "not measured")
+    record = read(RESULTS / "cpu")
+    shown = {
+        device: markdown(record | {"setting": record["setting"] | {"device": device}}, ["goals"]) for device in ("cpu", "cuda")
+    }
+    assert own.text in shown["cuda"]
+    assert own.text not in shown["cpu"]
 
 
 @pytest.mark.nightly

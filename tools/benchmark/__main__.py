@@ -23,10 +23,17 @@ from gates.export.cost import hardware
 from gates.files import replacing
 from tools.benchmark.growth import measure_growth, measure_methods
 from tools.benchmark.large import measure_large
-from tools.benchmark.pruned import measure_profile, measure_pruned
+from tools.benchmark.pruned import measure_profile, measure_pruned, measure_stock
 from tools.benchmark.scores import measure_entropy, measure_scores
 from tools.benchmark.setting import DEFAULT_SIZES, POSITIONS, SHAPES, Row, Setting, Size
-from tools.benchmark.steps import measure_job, measure_precision, measure_steps
+from tools.benchmark.steps import (
+    measure_bfloat16_steps,
+    measure_counts,
+    measure_gates_alone,
+    measure_job,
+    measure_precision,
+    measure_steps,
+)
 from tools.benchmark.tables import markdown
 from training.runs import progress
 from training.runs.directory import only_writer
@@ -37,10 +44,14 @@ from training.setup import quiet_libraries
 FILE = "benchmark.json"
 PARTS: dict[str, Callable[[Setting], list[Row]]] = {
     "step": measure_steps,
+    "step_bfloat16": measure_bfloat16_steps,
+    "counts": measure_counts,
+    "gates_alone": measure_gates_alone,
     "precision": measure_precision,
     "scores": measure_scores,
     "entropy": measure_entropy,
     "pruned": measure_pruned,
+    "stock": measure_stock,
     "profile": measure_profile,
     "job": measure_job,
     "growth": measure_growth,

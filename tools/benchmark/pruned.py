@@ -6,6 +6,7 @@ import statistics
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,17 @@ from gates import HeadGates, remove_heads_
 from gates.export.cost import count_parameters
 from gates.export.onnx import export_onnx
 from tools.benchmark.memory import peak_megabytes, ratio
-from tools.benchmark.setting import Row, Setting, Size, cell, random_classifier, random_generator
+from tools.benchmark.setting import (
+    SHAPES,
+    Row,
+    Setting,
+    Size,
+    cell,
+    columns,
+    random_classifier,
+    random_generator,
+    stock_decoder,
+)
 from training.latency import Spread, Work
 
 SHARES = (1.0, 0.5, 0.25, 0.125)
@@ -113,6 +124,41 @@ def prepare_pruned(setting: Setting, how: str, size: Size, share: float, folder:
         return lambda: generate(model, inputs, NEW_TOKENS)
     run: Any = torch.compile(model) if how == "compiled" else model
     return torch.inference_mode()(lambda: run(**inputs))
+
+
+def measure_stock(setting: Setting) -> list[Row]:
+    """Return a row for each size and share of heads: pruned models, and a stock model with the same number of heads.
+
+    The stock model is built with as many heads in every layer. The pruned model ``evenly`` has that many in every layer too.
+    The heads of ``at_random`` are chosen at random, so that its layers differ. On a GPU the passes are in bfloat16.
+    """
+    heads = SHAPES[setting.shape].heads
+    shares = [share for share in SHARES[1:] if (heads * share).is_integer()]
+    return [_stock_row(setting, size, share) for size in setting.sizes for share in shares]
+
+
+def _stock_row(setting: Setting, size: Size, share: float) -> Row:
+    models = stock_models(setting, share)
+    inputs = inputs_of(setting, size, models["dense"])
+    bfloat16 = torch.autocast(setting.device, torch.bfloat16, enabled=setting.device == "cuda")
+    work = {name: torch.inference_mode()(bfloat16(lambda model=model: model(**inputs))) for name, model in models.items()}
+    times = setting.times(f"pruned and stock models, {size}, {share:g} of the heads", work)
+    ratios = {"speedup": ("dense", "evenly"), "of_stock": ("stock", "evenly"), "of_stock_at_random": ("stock", "at_random")}
+    return {"size": str(size), "heads_kept": share} | columns(times, *models, **ratios)
+
+
+def stock_models(setting: Setting, share: float) -> dict[str, PreTrainedModel]:
+    """Return the dense decoder, two with heads removed, and a stock one that was built with this share of the heads."""
+    shape = SHAPES[setting.shape]
+    dense, evenly, at_random = (setting.build(stock_decoder).eval() for _ in range(3))
+    even = spread_mask(HeadGates(dense).heads, share)
+    order = torch.randperm(len(even), generator=torch.Generator().manual_seed(1))
+    return {
+        "dense": dense,
+        "evenly": remove_heads_(evenly, even),
+        "at_random": remove_heads_(at_random, even[order]),
+        "stock": setting.build(partial(stock_decoder, kept=int(share * shape.heads))).eval(),
+    }
 
 
 def prepare_onnx(setting: Setting, model: PreTrainedModel, inputs: Mapping[str, Tensor], path: Path) -> Work:

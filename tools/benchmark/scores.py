@@ -97,7 +97,7 @@ def losses_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 def measure_entropy(setting: Setting) -> list[Row]:
     """Return a row for each precision, mask and length."""
     lengths = (32, 64) if setting.quick else (128, 512, 2048, 8192)
-    dtypes = ("float32",) if setting.device == "cpu" else ("float32", "bfloat16")
+    dtypes = ("float32",) if setting.device == "cpu" else ("float32", "bfloat16", "float16")
     return [_entropy_row(setting, dtype, mask, length) for dtype in dtypes for mask in MASKS for length in lengths]
 
 

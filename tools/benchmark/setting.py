@@ -74,6 +74,19 @@ def random_decoder(shape: Shape) -> PreTrainedModel:
     )  # fmt: skip
 
 
+def stock_decoder(shape: Shape, kept: int | None = None) -> PreTrainedModel:
+    """Build a Llama with a key for each head. With ``kept``, every layer has this number of heads of the same size."""
+    torch.manual_seed(0)
+    heads = kept or shape.heads
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=min(shape.vocabulary, 4096), hidden_size=shape.width, num_hidden_layers=shape.layers,
+            num_attention_heads=heads, num_key_value_heads=heads, head_dim=shape.width // shape.heads,
+            intermediate_size=8 * shape.width // 3, max_position_embeddings=POSITIONS,
+        )
+    )  # fmt: skip
+
+
 def random_generator(shape: Shape) -> PreTrainedModel:
     """Build a GPT-2, whose last token ends a text."""
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Training: a gated step against a plain one, bfloat16 against float32, and the whole job against plain fine-tuning."""
+"""Training: a gated step against a plain one, gates alone, bfloat16 against float32, and the whole job against fine-tuning."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from gates import GateConfig, GatedModel, HeadGates, get_gated_model
@@ -43,13 +45,19 @@ def measure_steps(setting: Setting) -> list[Row]:
     return [_step_row(setting, kind, *one) for kind in KINDS for one in compiled]
 
 
-def _step_row(setting: Setting, kind: str, size: Size, compiled: bool) -> Row:
-    what = f"a training step of the {kind}, {size}{', compiled' * compiled}"
-    variants = {name: (prepare_step, (setting, kind, size, name == "gated", compiled)) for name in ("plain", "gated")}
+def measure_bfloat16_steps(setting: Setting) -> list[Row]:
+    """Return a row for each model and size, uncompiled, with the forward pass in bfloat16."""
+    return [_step_row(setting, kind, size, False, bfloat16=True) for kind in KINDS for size in setting.sizes]
+
+
+def _step_row(setting: Setting, kind: str, size: Size, compiled: bool, *, bfloat16: bool = False) -> Row:
+    what = f"a training step of the {kind}, {size}{', compiled' * compiled}{', bfloat16' * bfloat16}"
+    variants = {name: (prepare_step, (setting, kind, size, name == "gated", compiled, bfloat16)) for name in ("plain", "gated")}
     times = setting.times(what, {name: prepare(*arguments) for name, (prepare, arguments) in variants.items()})
     known = setting.device == "cuda" or not compiled  # on a CPU most would be the compiler's own memory
     peaks = peaks_in_turn(what, setting, setting.memory_turns if known else 0, variants)
     row = {"model": kind, "size": str(size), "compiled": "yes" if compiled else "no"}
+    row["dtype"] = "bfloat16" if bfloat16 else "float32"
     row |= columns(times, "plain", "gated", time_ratio=("gated", "plain"))
     return row | memory_columns(peaks, "gated", "plain")
 
@@ -66,9 +74,16 @@ def prepare_step(setting: Setting, kind: str, size: Size, gated: bool, compiled:
 
 
 def stepping(
-    model: nn.Module, optimizer: Optimizer, batch: Mapping[str, Tensor], *, compiled: bool = False, bfloat16: bool = False
+    model: nn.Module,
+    optimizer: Optimizer,
+    batch: Mapping[str, Tensor],
+    *,
+    compiled: bool = False,
+    bfloat16: bool = False,
+    priced: bool = True,
 ) -> Callable[[], None]:
-    """Return a step of a model with or without gates. With ``bfloat16`` the forward pass is under autocast."""
+    """Return a step of a model with or without gates. With ``bfloat16`` the forward pass is under autocast. Without ``priced``
+    the gates are not held to their budget."""
     run: Any = torch.compile(model) if compiled else model
     device = batch["labels"].device.type
 
@@ -78,10 +93,91 @@ def stepping(
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        if isinstance(model, GatedModel):
+        if priced and isinstance(model, GatedModel):
             model.step_(PROGRESS, optimizer)
 
     return step
+
+
+def measure_gates_alone(setting: Setting) -> list[Row]:
+    """Return a row for each precision and size: a step that trains only the gates of a frozen encoder, and a plain step."""
+    rows = []
+    for dtype in ("float32", "bfloat16"):
+        for size in setting.sizes:
+            rounded = dtype == "bfloat16"
+            work = {
+                "plain": prepare_step(setting, "encoder", size, False, bfloat16=rounded),
+                "gates_alone": prepare_gates_alone(setting, size, bfloat16=rounded),
+            }
+            times = setting.times(f"gates alone, {size}, {dtype}", work)
+            ratios = {"time_ratio": ("gates_alone", "plain")}
+            rows.append({"dtype": dtype, "size": str(size)} | columns(times, *work, **ratios))
+    return rows
+
+
+def prepare_gates_alone(setting: Setting, size: Size, *, bfloat16: bool = False) -> Work:
+    """Return a step of the gates of a frozen encoder in evaluation mode, as in the prune phase of a run."""
+    model = setting.trained("encoder").requires_grad_(False)
+    batch = setting.batch_for(model, size)
+    gated = get_gated_model(model, GateConfig(budget=BUDGET)).train()
+    model.eval()
+    gated(**batch)  # the hooks check the model once, which is no part of a step
+    optimizer = torch.optim.AdamW([weight for weight in gated.parameters() if weight.requires_grad], lr=0.05)
+    return stepping(gated, optimizer, batch, bfloat16=bfloat16)
+
+
+class Dispatched(TorchDispatchMode):
+    """Count the operations that PyTorch dispatches, and those that copy a value to the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = self.to_host = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operations += 1
+        self.to_host += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+def measure_counts(setting: Setting) -> list[Row]:
+    """Return a row for each precision and step of the encoder: plain, gated without a new price, and gated."""
+    size = setting.sizes[0]
+    rows: list[Row] = []
+    for dtype in ("float32", "bfloat16"):
+        found: dict[str, Row] = {}
+        for name in ("plain", "gated, no new price", "gated"):
+            found[name] = counts_of(setting, prepare_counted(setting, size, name, bfloat16=dtype == "bfloat16"))
+            more = found[name]["operations"] - found["plain"]["operations"]
+            more_to_host = found[name]["to_host"] - found["plain"]["to_host"]
+            rows.append({"dtype": dtype, "step": name} | found[name] | {"more": more, "more_to_host": more_to_host})
+    return rows
+
+
+def prepare_counted(setting: Setting, size: Size, name: str, *, bfloat16: bool) -> Work:
+    """Return a step with the fused AdamW, whose operations do not depend on the number of weights."""
+    model: Any = setting.trained("encoder").train()
+    batch = setting.batch_for(model, size)
+    if name != "plain":
+        model = get_gated_model(model, GateConfig(budget=BUDGET)).train()
+    groups = model.parameters() if name == "plain" else model.parameter_groups(1e-5, 1e-5)
+    optimizer = torch.optim.AdamW(groups, lr=1e-5, fused=True)
+    return stepping(model, optimizer, batch, bfloat16=bfloat16, priced=name == "gated")
+
+
+def counts_of(setting: Setting, step: Work) -> Row:
+    """Count the operations of one step after two others, and on a GPU its kernels and waits of the host."""
+    for _ in range(2):
+        step()
+    with Dispatched() as counted:
+        step()
+    row: Row = {"operations": counted.operations, "to_host": counted.to_host}
+    if setting.device != "cuda":
+        return row
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        step()
+    events = seen.events() or ()
+    kernels = sum(event.device_type == torch.autograd.DeviceType.CUDA for event in events)
+    return row | {"kernels": kernels, "waits": sum(event.name.endswith("StreamSynchronize") for event in events)}
 
 
 def measure_precision(setting: Setting) -> list[Row]:
