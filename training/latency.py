@@ -252,7 +252,8 @@ def measure_achieved(
     Returns:
         ``target_ms``, ``predicted_ms``, ``achieved_ms`` and ``dense_ms``, medians; ``table_dense_ms``, that of the table;
         ``speedup`` over the dense model, the median of the ratios within a turn with its quartiles; ``expected_speedup``, that
-        of the table for the target; the ``inputs`` and the ``hardware``.
+        of the table for the target; ``as_fast``, the sites where more heads would take no longer; the ``inputs`` and the
+        ``hardware``.
     """
     gates = HeadGates(dense, limit.table.unit)  # type: ignore[arg-type]
     counts = [int(part.sum()) for part in gates.to_gates(mask).split(gates.sizes)]
@@ -268,6 +269,7 @@ def measure_achieved(
         "table_dense_ms": round(limit.table.dense, 4),
         "speedup": {name: round(value, 4) for name, value in asdict(times.ratio(DENSE, "pruned")).items()},
         "expected_speedup": round(limit.table.dense / limit.milliseconds, 4),
+        "as_fast": limit.table.as_fast_with_more(counts),
         "inputs": {name: list(tensor.shape) for name, tensor in inputs.items()},
         "hardware": hardware(dense.device),
     }

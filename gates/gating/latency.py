@@ -72,6 +72,25 @@ class LatencyTable:
         """Return the milliseconds for the numbers of open gates at the sites, ``[sites]``."""
         return self.rest + math.fsum(site.milliseconds[count] for site, count in zip(self.sites, counts, strict=True))
 
+    def widest_as_fast(self, site: int, count: int) -> int:
+        """Return the largest number of gates of a site that takes no longer than this number.
+
+        A table never falls. So where an odd number was slower than the next multiple, both have one time.
+
+        >>> LatencyTable(1.0, [SiteTimes("encoder.0", [0.0, 2.0, 2.0, 3.0])]).widest_as_fast(0, 1)
+        2
+        """
+        times = self.sites[site].milliseconds
+        return max(wider for wider in range(count, len(times)) if times[wider] <= times[count] + SLACK)
+
+    def as_fast_with_more(self, counts: Sequence[int]) -> dict[str, tuple[int, int]]:
+        """Return the sites where more gates would take no longer, with their numbers of gates and the largest ones."""
+        found = {}
+        for index, (site, count) in enumerate(zip(self.sites, counts, strict=True)):
+            if (widest := self.widest_as_fast(index, count)) > count > 0:
+                found[site.label] = count, widest
+        return found
+
     def most_within(self, limit: float) -> int:
         """Return the largest number of gates of any mask within a limit in milliseconds, exactly."""
         least = [self.rest]  # the least time of any choice, by the number of gates so far

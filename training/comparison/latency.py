@@ -159,3 +159,13 @@ def told_of_latency(latency: dict[str, Any]) -> str:
         f"{text}. That is {asked / found - 1:.0%} more than was asked for; other work on the machine may have disturbed the "
         "table: measure one when it is idle (head-gates latency) and give it as --model.latency_table"
     )
+
+
+def more_heads_as_fast(latency: dict[str, Any]) -> str:
+    """Return a sentence about the sites where more heads would take no longer in the table; empty if there are none.
+
+    >>> more_heads_as_fast({"as_fast": {"encoder.0": [3, 4]}})
+    'by the latency table, more heads would take no longer at encoder.0 (4 instead of 3)'
+    """
+    sites = [f"{label} ({wider} instead of {count})" for label, (count, wider) in latency.get("as_fast", {}).items()]
+    return f"by the latency table, more heads would take no longer at {', '.join(sites)}" if sites else ""

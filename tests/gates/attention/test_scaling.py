@@ -69,11 +69,9 @@ def test_other_operations_get_the_product_and_none_gets_heads_without_gates():
         gated + 0
 
 
-def test_gates_of_unequal_width_are_spread_one_site_at_a_time():
-    first, second = spread_to_columns(torch.tensor([[1.0, 2.0, 3.0]]), [2, 1], [2, 3])
-    assert (first.tolist(), second.tolist()) == ([[1, 2]], [[3, 3, 3]])
-    first, second = spread_to_columns(torch.tensor([1.0, 2.0, 3.0]), [2, 1], [4, 2])
-    assert (first.tolist(), second.tolist()) == ([1, 1, 2, 2], [3, 3])
+def test_gates_are_spread_to_columns_of_equal_and_unequal_width():
+    assert spread_to_columns(torch.tensor([[1.0, 2.0, 3.0]]), [2, 1], [2, 3]).tolist() == [[1, 2, 3, 3, 3]]
+    assert spread_to_columns(torch.tensor([1.0, 2.0, 3.0]), [2, 1], [4, 2]).tolist() == [1, 1, 2, 2, 3, 3]
 
 
 class Lora(nn.Linear):
@@ -114,12 +112,12 @@ class Counted(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def step_of(gated, *, bf16=False, draw_per="batch"):
+def step_of(gated, *, bf16=False, draw_per="batch", dropout=0.0):
     """Return functions for the forward pass of a BERT with 12 sites and for the rest of its step."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "num_hidden_layers": 12, "num_attention_heads": 4, "intermediate_size": 40, "vocab_size": 50}
-    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    model = BertForSequenceClassification(BertConfig(**sizes, **dropout)).train()
+    shares = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    model = BertForSequenceClassification(BertConfig(**sizes, **shares)).train()
     batch = {"input_ids": torch.randint(5, 50, (8, 64)), "labels": torch.zeros(8, dtype=torch.long)}
     groups = [{"params": list(model.parameters())}]
     if gated:
@@ -143,12 +141,16 @@ def step_of(gated, *, bf16=False, draw_per="batch"):
     return forward, finish, model
 
 
-@pytest.mark.parametrize(("bf16", "most"), [(False, 69), (True, 33)])
-def test_a_gated_step_dispatches_few_operations_more_and_waits_for_no_value(bf16, most):
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize(
+    ("draw_per", "bf16", "most"),
+    [("batch", False, 45), ("batch", True, 21), ("example", False, 59), ("example", True, 60)],
+)
+def test_a_gated_step_dispatches_few_operations_more_and_waits_for_no_value(draw_per, bf16, most, dropout):
     """Forward pass, loss, backward pass, fused AdamW with a group for the gates, shared second moment and solved price."""
     found = []
     for gated in (False, True):
-        forward, finish, _ = step_of(gated, bf16=bf16)
+        forward, finish, _ = step_of(gated, bf16=bf16, draw_per=draw_per, dropout=dropout)
         with Counted() as counted:
             finish(forward())
         found.append(counted)
@@ -194,10 +196,10 @@ def test_gates_alone_on_frozen_weights_take_two_thirds_of_the_operations_of_a_pl
 
 @pytest.mark.integration
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # the compiler reads it of all tensors
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_gated_forward_pass_compiles_as_one_graph(backend):
+@pytest.mark.parametrize(("backend", "draw_per"), [("eager", "batch"), ("aot_eager", "batch"), ("eager", "example")])
+def test_a_gated_forward_pass_compiles_as_one_graph(backend, draw_per):
     model, batch = build("bert").eval(), inputs("bert")
-    gates = HeadGates(model, initial_log_alpha=0.0).attach().train()
+    gates = HeadGates(model, initial_log_alpha=0.0, draw_per=draw_per).attach().train()
     model(**batch)  # the first call looks whether attention passes the gates
     found = []
     for run in (model, torch.compile(model, backend=backend, fullgraph=True)):

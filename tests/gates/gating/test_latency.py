@@ -18,6 +18,12 @@ def test_the_most_gates_within_a_time_are_those_of_the_best_of_all_masks(seed):
         assert table.most_within(limit) == most
 
 
+def test_sites_where_more_heads_take_no_longer():
+    table = LatencyTable(1.0, [SiteTimes(f"encoder.{site}", [0.0, 1.0, 2.0, 3.0, 3.0]) for site in range(4)])
+    assert table.as_fast_with_more([3, 2, 4, 0]) == {"encoder.0": (3, 4)}
+    assert LatencyTable(1.0, [SiteTimes("encoder.0", [0.0, 0.0, 0.0])]).as_fast_with_more([0]) == {}
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_the_convex_minorant_is_the_largest_convex_function_below(seed):
     """At every count its value is the least that a straight line between two measured counts has there."""
