@@ -1,15 +1,10 @@
-"""Training: a gated step against a plain one, gates alone, bfloat16 against float32, and the whole job against fine-tuning."""
+"""Training: a gated step against a plain one, in operations too, gates alone, and the whole job against fine-tuning."""
 
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -20,57 +15,53 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
-from gates import GateConfig, GatedModel, HeadGates, get_gated_model
+from gates import GateConfig, GatedModel, get_gated_model
 from gates.surgery import verify
 from tools.benchmark.memory import memory_columns, peaks_in_turn
-from tools.benchmark.scores import head_scores, losses_of
-from tools.benchmark.setting import KINDS, Row, Setting, Size, cell, columns
-from training.latency import Times, Work
+from tools.benchmark.setting import DTYPES, KINDS, Row, Setting, Size, cell, columns
+from training.latency import Work
 
 BUDGET = 0.5
 PROGRESS = 0.5
 """A share of the pruning at which gates are drawn and held to the budget in every step."""
-PLAIN = "plain fine-tuning"
-LIBRARIES = "import of PyTorch and Transformers"
-STARTS = {
-    "python -m training --help": ["-m", "training", "--help"],
-    "import gates, with the gates of a model": ["-c", "from gates import get_gated_model"],
-    LIBRARIES: ["-c", "import torch; from transformers import PreTrainedModel"],
-}
 
 
-def measure_steps(setting: Setting) -> list[Row]:
-    """Return a row for each model and size, uncompiled and compiled."""
-    compiled = [(size, False) for size in setting.sizes] + [(setting.compiled_size, True)]
-    return [_step_row(setting, kind, *one) for kind in KINDS for one in compiled]
+def measure_steps(setting: Setting, dtype: str = "float32") -> list[Row]:
+    """Return a row for each model and size. The precision is that of the forward pass."""
+    return [_step_row(setting, kind, size, dtype=dtype) for kind in KINDS for size in setting.sizes]
 
 
-def measure_bfloat16_steps(setting: Setting) -> list[Row]:
-    """Return a row for each model and size, uncompiled, with the forward pass in bfloat16."""
-    return [_step_row(setting, kind, size, False, bfloat16=True) for kind in KINDS for size in setting.sizes]
+def measure_compiled_steps(setting: Setting) -> list[Row]:
+    """Return a row for each model, compiled, on a GPU for the encoder alone."""
+    kinds = KINDS[:1] if setting.device == "cuda" else KINDS
+    return [_step_row(setting, kind, setting.compiled_size, compiled=True) for kind in kinds]
 
 
-def _step_row(setting: Setting, kind: str, size: Size, compiled: bool, *, bfloat16: bool = False) -> Row:
-    what = f"a training step of the {kind}, {size}{', compiled' * compiled}{', bfloat16' * bfloat16}"
-    variants = {name: (prepare_step, (setting, kind, size, name == "gated", compiled, bfloat16)) for name in ("plain", "gated")}
+def _step_row(setting: Setting, kind: str, size: Size, *, compiled: bool = False, dtype: str = "float32") -> Row:
+    what = f"a training step of the {kind}, {size}{', compiled' * compiled}, {dtype}"
+    variants = {name: (prepare_step, (setting, kind, size, name == "gated", compiled, dtype)) for name in ("plain", "gated")}
     times = setting.times(what, {name: prepare(*arguments) for name, (prepare, arguments) in variants.items()})
-    known = setting.device == "cuda" or not compiled  # on a CPU most would be the compiler's own memory
-    peaks = peaks_in_turn(what, setting, setting.memory_turns if known else 0, variants)
-    row = {"model": kind, "size": str(size), "compiled": "yes" if compiled else "no"}
-    row["dtype"] = "bfloat16" if bfloat16 else "float32"
+    turns = 0 if compiled else setting.memory_turns  # most would be the compiler's own memory
+    row = {"model": kind, "size": str(size), "compiled": "yes" if compiled else "no", "dtype": dtype}
     row |= columns(times, "plain", "gated", time_ratio=("gated", "plain"))
-    return row | memory_columns(peaks, "gated", "plain")
+    return row | memory_columns(peaks_in_turn(what, setting, turns, variants), "gated", "plain")
 
 
-def prepare_step(setting: Setting, kind: str, size: Size, gated: bool, compiled: bool = False, bfloat16: bool = False) -> Work:
-    """Return a training step with dropout on one batch; with gates it also holds them to their budget."""
+def prepare_step(
+    setting: Setting, kind: str, size: Size, gated: bool, compiled: bool = False, dtype: str = "float32", **how: Any
+) -> Work:
+    """Return a training step with dropout on one batch; with gates it also holds them to their budget.
+
+    ``how`` are the arguments of :func:`stepping` and of the optimiser.
+    """
     model: Any = setting.trained(kind).train()
     batch = setting.batch_for(model, size, kind)
     if gated:
         model = get_gated_model(model, GateConfig(budget=BUDGET)).train()
         model(**batch)  # the hooks check the model once, which is no part of a step
-    optimizer = torch.optim.AdamW(model.parameter_groups(1e-5, 1e-5) if gated else model.parameters(), lr=1e-5)
-    return stepping(model, optimizer, batch, compiled=compiled, bfloat16=bfloat16)
+    groups = model.parameter_groups(1e-5, 1e-5) if gated else model.parameters()
+    optimizer = torch.optim.AdamW(groups, lr=1e-5, fused=how.pop("fused", None))
+    return stepping(model, optimizer, batch, dtype=dtype, compiled=compiled, **how)
 
 
 def stepping(
@@ -78,22 +69,21 @@ def stepping(
     optimizer: Optimizer,
     batch: Mapping[str, Tensor],
     *,
+    dtype: str = "float32",
     compiled: bool = False,
-    bfloat16: bool = False,
-    priced: bool = True,
+    is_enforced: bool = True,
 ) -> Callable[[], None]:
-    """Return a step of a model with or without gates. With ``bfloat16`` the forward pass is under autocast. Without ``priced``
-    the gates are not held to their budget."""
+    """Return a step of a model with or without gates. Without ``is_enforced`` the gates are not held to their budget."""
     run: Any = torch.compile(model) if compiled else model
     device = batch["labels"].device.type
 
     def step() -> None:
-        with torch.autocast(device, torch.bfloat16, enabled=bfloat16):
+        with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
             loss = run(**batch).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        if priced and isinstance(model, GatedModel):
+        if is_enforced and isinstance(model, GatedModel):
             model.step_(PROGRESS, optimizer)
 
     return step
@@ -102,28 +92,25 @@ def stepping(
 def measure_gates_alone(setting: Setting) -> list[Row]:
     """Return a row for each precision and size: a step that trains only the gates of a frozen encoder, and a plain step."""
     rows = []
-    for dtype in ("float32", "bfloat16"):
+    for dtype in DTYPES:
         for size in setting.sizes:
-            rounded = dtype == "bfloat16"
-            work = {
-                "plain": prepare_step(setting, "encoder", size, False, bfloat16=rounded),
-                "gates_alone": prepare_gates_alone(setting, size, bfloat16=rounded),
-            }
+            plain = prepare_step(setting, "encoder", size, False, dtype=dtype)
+            work = {"plain": plain, "gates_alone": prepare_gates_alone(setting, size, dtype)}
             times = setting.times(f"gates alone, {size}, {dtype}", work)
-            ratios = {"time_ratio": ("gates_alone", "plain")}
-            rows.append({"dtype": dtype, "size": str(size)} | columns(times, *work, **ratios))
+            row = columns(times, *work, time_ratio=("gates_alone", "plain"))
+            rows.append({"dtype": dtype, "size": str(size)} | row)
     return rows
 
 
-def prepare_gates_alone(setting: Setting, size: Size, *, bfloat16: bool = False) -> Work:
+def prepare_gates_alone(setting: Setting, size: Size, dtype: str = "float32") -> Work:
     """Return a step of the gates of a frozen encoder in evaluation mode, as in the prune phase of a run."""
     model = setting.trained("encoder").requires_grad_(False)
     batch = setting.batch_for(model, size)
     gated = get_gated_model(model, GateConfig(budget=BUDGET)).train()
     model.eval()
     gated(**batch)  # the hooks check the model once, which is no part of a step
-    optimizer = torch.optim.AdamW([weight for weight in gated.parameters() if weight.requires_grad], lr=0.05)
-    return stepping(gated, optimizer, batch, bfloat16=bfloat16)
+    optimizer = torch.optim.AdamW([gated.gates.log_alpha], lr=0.05)
+    return stepping(gated, optimizer, batch, dtype=dtype)
 
 
 class Dispatched(TorchDispatchMode):
@@ -139,33 +126,27 @@ class Dispatched(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+STEPS = {"plain": False, "gated, no new price": True, "gated": True}
+"""Each step that is counted, and whether the model has gates."""
+
+
 def measure_counts(setting: Setting) -> list[Row]:
-    """Return a row for each precision and step of the encoder: plain, gated without a new price, and gated."""
-    size = setting.sizes[0]
+    """Return a row for each precision and step of the encoder, with the fused AdamW, whose operations do not depend on the
+    number of weights."""
     rows: list[Row] = []
-    for dtype in ("float32", "bfloat16"):
-        found: dict[str, Row] = {}
-        for name in ("plain", "gated, no new price", "gated"):
-            found[name] = counts_of(setting, prepare_counted(setting, size, name, bfloat16=dtype == "bfloat16"))
-            more = found[name]["operations"] - found["plain"]["operations"]
-            more_to_host = found[name]["to_host"] - found["plain"]["to_host"]
-            rows.append({"dtype": dtype, "step": name} | found[name] | {"more": more, "more_to_host": more_to_host})
+    for dtype in DTYPES:
+        plain: Row = {}
+        for name, gated in STEPS.items():
+            how: dict[str, Any] = {"is_enforced": name == "gated", "fused": True}
+            step = prepare_step(setting, "encoder", setting.sizes[0], gated, dtype=dtype, **how)
+            found = counts_of(setting, step)
+            plain = plain or found
+            rows.append({"dtype": dtype, "step": name} | found | {f"more_{key}": found[key] - plain[key] for key in found})
     return rows
 
 
-def prepare_counted(setting: Setting, size: Size, name: str, *, bfloat16: bool) -> Work:
-    """Return a step with the fused AdamW, whose operations do not depend on the number of weights."""
-    model: Any = setting.trained("encoder").train()
-    batch = setting.batch_for(model, size)
-    if name != "plain":
-        model = get_gated_model(model, GateConfig(budget=BUDGET)).train()
-    groups = model.parameters() if name == "plain" else model.parameter_groups(1e-5, 1e-5)
-    optimizer = torch.optim.AdamW(groups, lr=1e-5, fused=True)
-    return stepping(model, optimizer, batch, bfloat16=bfloat16, priced=name == "gated")
-
-
 def counts_of(setting: Setting, step: Work) -> Row:
-    """Count the operations of one step after two others, and on a GPU its kernels and waits of the host."""
+    """Count the operations of one step after two others, and on a GPU its kernels, their time and the waits of the host."""
     for _ in range(2):
         step()
     with Dispatched() as counted:
@@ -175,60 +156,24 @@ def counts_of(setting: Setting, step: Work) -> Row:
         return row
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
         step()
+        torch.cuda.synchronize()
     events = seen.events() or ()
-    kernels = sum(event.device_type == torch.autograd.DeviceType.CUDA for event in events)
-    return row | {"kernels": kernels, "waits": sum(event.name.endswith("StreamSynchronize") for event in events)}
-
-
-def measure_precision(setting: Setting) -> list[Row]:
-    """Return a row for each model and size, and for a gated training step, a forward pass and exact HIS."""
-    rows = []
-    for kind in KINDS:
-        for size in setting.sizes:
-            exact, rounded = (prepare_step(setting, kind, size, True, False, rounded) for rounded in (False, True))
-            rows.append(_precision_row(setting, kind, size, "a gated training step", exact, rounded))
-            model = setting.trained(kind).eval()
-            scored = partial(head_scores, HeadGates(model), setting.batch_for(model, size, kind))
-            passed = torch.no_grad()(partial(losses_of, model, setting.batch_for(model, size, kind)))
-            for what, own in (("a forward pass", passed), ("exact HIS", scored)):
-                in_bfloat16 = torch.autocast(setting.device, torch.bfloat16)(own)
-                row = _precision_row(setting, kind, size, what, own, in_bfloat16)
-                rows.append(row | {"difference": distance(own(), in_bfloat16())})
-    return rows
-
-
-def distance(exact: Tensor, rounded: Tensor) -> float:
-    """Return the root mean square of the differences over that of the exact numbers."""
-    return float(torch.linalg.vector_norm(rounded.float() - exact) / torch.linalg.vector_norm(exact))
-
-
-def _precision_row(setting: Setting, kind: str, size: Size, what: str, exact: Work, rounded: Work) -> Row:
-    times = setting.times(f"{what} of the {kind}, {size}", {"float32": exact, "bfloat16": rounded})
-    ratios = {"time_ratio": ("bfloat16", "float32")}
-    return {"model": kind, "size": str(size), "what": what} | columns(times, "float32", "bfloat16", **ratios)
+    kernels = [event.device_time for event in events if event.device_type == torch.autograd.DeviceType.CUDA]
+    waits = sum(event.name.endswith("StreamSynchronize") for event in events)
+    return row | {"kernels": len(kernels), "waits": waits, "kernels_ms": sum(kernels) / 1000}
 
 
 def measure_job(setting: Setting) -> list[Row]:
-    """Return a row for each length of the job, and one for each way to start."""
+    """Return a row for each length of the job."""
     size = min((size for size in setting.sizes if size.batch > 1), default=setting.sizes[0], key=lambda size: size.batch)
     rows: list[Row] = []
     for steps, turns in ({6: 5, 9: 3} if setting.quick else {9: 5, 30: 3, 90: 3}).items():
         work = {"plain": prepare_plain(setting, size, steps), "job": prepare_job(setting, size, steps)}
         times = setting.times(f"the whole job, {steps} steps", work, turns=turns, warm_up=0 if rows else 1)
-        rows.append(_job_row(f"the whole job, {steps} steps of {size}", PLAIN, times, "job", "plain"))
-    starts: dict[str, Work] = {
-        name: partial(subprocess.run, [sys.executable, *arguments], check=True, capture_output=True)
-        for name, arguments in STARTS.items()
-    }
-    clock = (lambda: sum(os.times()[2:4])) if setting.processor_time else time.perf_counter  # of processes that have ended
-    times = setting.times("how long things take to start", starts, clock=clock, turns=3, warm_up=1)
-    return rows + [_job_row(name, LIBRARIES, times, name, LIBRARIES) for name in STARTS if name != LIBRARIES]
-
-
-def _job_row(what: str, over: str, times: Times, first: str, second: str) -> Row:
-    milliseconds = {"first_ms": cell(times.milliseconds(first)), "second_ms": cell(times.milliseconds(second))}
-    more, ratio = times.difference(first, second), times.ratio(first, second)
-    return {"what": what, "over": over, **milliseconds, "more_ms": cell(more), "time_ratio": cell(ratio)}
+        row: Row = {"what": f"{steps} steps of {size}", "over": "plain fine-tuning"}
+        row |= columns(times, "plain", "job", time_ratio=("job", "plain"))
+        rows.append(row | {"more_ms": cell(times.difference("job", "plain"))})
+    return rows
 
 
 def prepare_plain(setting: Setting, size: Size, steps: int) -> Callable[[], PreTrainedModel]:
@@ -247,8 +192,10 @@ def prepare_plain(setting: Setting, size: Size, steps: int) -> Callable[[], PreT
 
 
 def prepare_job(setting: Setting, size: Size, steps: int) -> Callable[[], PreTrainedModel]:
-    """Return fine-tuning, pruning and retraining of a copy of the model, a third of the steps each, with heads removed and the
-    result checked at the end."""
+    """Return fine-tuning, pruning and retraining of a copy of the model, a third of the steps each.
+
+    At the end heads are removed and the result is checked.
+    """
     dense = setting.trained("encoder").train()
     batch = setting.batch_for(dense, size)
 
