@@ -111,7 +111,7 @@ def _entropy_row(setting: Setting, dtype: str, mask: str, length: int) -> Row:
     work = {name: make(*arguments) for name, (make, arguments) in variants.items()}
     times = setting.times(what, work)
     exact = prepare_entropy(setting, dtype, mask, length, "exact")()
-    error = float((work["entropy"]()[0][:1, :2] - exact).abs().max())  # type: ignore[index, operator]
+    error = float((work["entropy"]()[0][:1, :2] - exact).abs().max())  # type: ignore[index]
     turns = setting.memory_turns if length >= 2048 else 0  # shorter texts take less than the noise
     peaks = peaks_in_turn(what, setting, turns, variants)
     row: Row = {"dtype": dtype, "mask": mask, "length": length, "largest_error": f"{error:.1e}"}

@@ -11,6 +11,7 @@ from training.config.data import BleuTokenizer
 from training.config.paths import HubName, LocalPath
 
 Format = Literal["stock", "pruned", "masked", "gates", "onnx"]
+Padding = Literal["fewest", "fastest"]
 ConvertedForm = Literal["pruned", "masked"]
 """None of the families that Transformers 4 pruned has a stock class with fewer heads of the same width."""
 EXPERIMENTS = (
@@ -169,8 +170,11 @@ def export_parser() -> ArgumentParser:
     )
     add(
         "--pad_heads",
-        action="store_true",
-        help="With --format stock, add heads of zeros so that all layers have the same size. The model card states their cost.",
+        type=Padding | None,
+        nargs="?",
+        const="fewest",
+        help="With --format stock, add heads of zeros so that all layers have the same size: as few as possible, or with "
+        "fastest the size with the least time in the run's latency table. The model card states their cost.",
     )
     add(
         "--push_to_hub",

@@ -161,11 +161,11 @@ def told_of_latency(latency: dict[str, Any]) -> str:
     )
 
 
-def more_heads_as_fast(latency: dict[str, Any]) -> str:
-    """Return a sentence about the sites where more heads would take no longer in the table; empty if there are none.
+def faster_with_more(latency: dict[str, Any]) -> str:
+    """Return a sentence about the sites where more heads were faster in the table; empty if there are none.
 
-    >>> more_heads_as_fast({"as_fast": {"encoder.0": [3, 4]}})
-    'by the latency table, more heads would take no longer at encoder.0 (4 instead of 3)'
+    >>> faster_with_more({"faster_with_more": {"encoder.0": [3, 4]}})
+    'in the latency table, more heads are faster at encoder.0 (4 than 3)'
     """
-    sites = [f"{label} ({wider} instead of {count})" for label, (count, wider) in latency.get("as_fast", {}).items()]
-    return f"by the latency table, more heads would take no longer at {', '.join(sites)}" if sites else ""
+    sites = [f"{label} ({wider} than {count})" for label, (count, wider) in latency.get("faster_with_more", {}).items()]
+    return f"in the latency table, more heads are faster at {', '.join(sites)}" if sites else ""

@@ -1,5 +1,7 @@
 """Heads are multiplied by gates in few operations and without activations of their own."""
 
+from collections import Counter
+
 import pytest
 import torch
 from torch import nn
@@ -104,11 +106,14 @@ class Counted(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.count = self.to_host = 0
+        self.of = Counter()
+
+    @property
+    def to_host(self):
+        return self.of["aten::_local_scalar_dense"]
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += 1
-        self.to_host += func is torch.ops.aten._local_scalar_dense.default
+        self.of[func._schema.name] += 1
         return func(*args, **(kwargs or {}))
 
 
@@ -154,7 +159,7 @@ def test_a_gated_step_dispatches_few_operations_more_and_waits_for_no_value(draw
         with Counted() as counted:
             finish(forward())
         found.append(counted)
-    assert found[1].count - found[0].count <= most
+    assert found[1].of.total() - found[0].of.total() <= most
     assert found[1].to_host == found[0].to_host
 
 
@@ -192,6 +197,20 @@ def test_gates_alone_on_frozen_weights_take_two_thirds_of_the_operations_of_a_pl
             forward().backward()
         found.append(counted.get_total_flops())
     assert found[1] <= 0.70 * found[0]
+
+
+def test_gates_alone_compute_no_gradient_below_the_first_site_and_no_dropout():
+    """Of 12 layers, the first has no gradient of its attention and its projections of queries, keys and values."""
+    _, _, model = step_of(True, dropout=0.1)
+    model.base_model.requires_grad_(False).eval()
+    with Counted() as counted:
+        model(input_ids=torch.randint(5, 50, (8, 64)), labels=torch.zeros(8, dtype=torch.long)).loss.backward()
+    products, attention = counted.of["aten::mm"], "aten::_scaled_dot_product_flash_attention_for_cpu_backward"
+    assert (products, counted.of[attention]) == (
+        11 * 6 + 3 + 2,
+        11,
+    )  # in a layer q, k, v, output and two of the block; two heads
+    assert not [name for name in counted.of if "bernoulli" in name or "dropout" in name]
 
 
 @pytest.mark.integration
