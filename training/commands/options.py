@@ -163,18 +163,14 @@ def export_parser() -> ArgumentParser:
         help="stock: heads gone, plain Transformers, if every layer keeps the same number or with --pad_heads; "
         "pruned: heads gone, any mask; masked: dense shape; gates: the gates alone; onnx: for ONNX Runtime.",
     )
-    add(
-        "--output",
-        type=LocalPath | None,
-        help="The directory to write (default: RUN with the options of the export, such as RUN-pruned-9-refit).",
-    )
+    add("--output", type=LocalPath | None, help="The directory to write (default: RUN with the options of the export).")
     add(
         "--pad_heads",
         type=Padding | None,
         nargs="?",
         const="fewest",
-        help="With --format stock, add heads of zeros so that all layers have the same size: as few as possible, or with "
-        "fastest the size with the least time in the run's latency table. The model card states their cost.",
+        help="With --format stock, add heads of zeros so that all layers have the same size. fewest adds as few as possible; "
+        "fastest chooses the size with the least time in the run's latency table. The model card states their cost.",
     )
     add(
         "--push_to_hub",
