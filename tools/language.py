@@ -1,8 +1,6 @@
 """Count the words and constructions that the project's style forbids, in docstrings, comments, messages, help and pages.
 
     python -m tools.language [PATH ...] [--list]
-
-Each path gets one table with a line for each rule.
 """
 
 from __future__ import annotations
