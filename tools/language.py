@@ -1,6 +1,6 @@
 """Count the words and constructions that the project's style forbids, in docstrings, comments, messages, help and pages.
 
-    python -m tools.language [PATH ...] [--list]
+Call it by ``python -m tools.language [PATH ...] [--list]``.
 """
 
 from __future__ import annotations
