@@ -75,46 +75,34 @@ def _kept_bytes(cut: Cut) -> int:
 
 @dataclass(frozen=True)
 class Latency:
-    """Hold the time of one forward pass at one batch size.
+    """Hold the time of one forward pass at one batch size."""
 
-    Args:
-        batch_size: The number of examples.
-        dense_ms, pruned_ms: The median times in milliseconds.
-        ratio: The speed-up of the pruned model: the median over pairs of consecutive passes. Other work on the machine changes
-            it less than the ratio of the two medians.
-    """
-
-    batch_size: int
+    batch_size: int  # The number of examples
+    # The median times in milliseconds.
     dense_ms: float
     pruned_ms: float
+    # The speed-up of the pruned model: the median over pairs of consecutive passes. Other work on the machine changes it less
+    # than the ratio of the two medians.
     ratio: float
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Hold the cost of a dense and a pruned model.
+    """Hold the cost of a dense and a pruned model."""
 
-    Args:
-        dense_parameters, pruned_parameters: The numbers of parameters; shared ones count once.
-        dense_flops, pruned_flops: The operations of one forward pass of one example; a multiply-add counts as two.
-        shapes: The shapes of the inputs of this example.
-        latency: The latency by batch size. Empty if it was not measured.
-        dense_cache, pruned_cache: The bytes of keys and values per token in generation; 0 for models that do not generate. See
-            :func:`cache_bytes`.
-        hardware: The processor or accelerator of the latency measurement.
-        versions: The package versions of the latency measurement.
-    """
-
+    # The numbers of parameters; shared ones count once.
     dense_parameters: int
     pruned_parameters: int
+    # The operations of one forward pass of one example; a multiply-add counts as two.
     dense_flops: int
     pruned_flops: int
-    shapes: Mapping[str, tuple[int, ...]]
-    latency: tuple[Latency, ...] = ()
+    shapes: Mapping[str, tuple[int, ...]]  # The shapes of the inputs of this example
+    latency: tuple[Latency, ...] = ()  # The latency by batch size. Empty if it was not measured.
+    # The bytes of keys and values per token in generation; 0 for models that do not generate. See :func:`cache_bytes`.
     dense_cache: int = 0
     pruned_cache: int = 0
-    hardware: str = ""
-    versions: Mapping[str, str] = field(default_factory=dict)
+    hardware: str = ""  # The processor or accelerator of the latency measurement
+    versions: Mapping[str, str] = field(default_factory=dict)  # The package versions of the latency measurement
 
     @property
     def parameter_ratio(self) -> float:

@@ -100,17 +100,11 @@ def check_head_size(dense: PreTrainedModel) -> None:
 
 @dataclass(frozen=True)
 class StockConfig:
-    """Hold a stock config for a pruned model.
+    """Hold a stock config for a pruned model."""
 
-    Args:
-        config: The dense model's config with the head counts of the pruned model.
-        settings: The changed fields, as text.
-        uneven: The first field that needs one number per layer, as text. Empty if there is none.
-    """
-
-    config: Any
-    settings: str
-    uneven: str
+    config: Any  # The dense model's config with the head counts of the pruned model
+    settings: str  # The changed fields, as text
+    uneven: str  # The first field that needs one number per layer, as text. Empty if there is none.
 
 
 def config_of(dense: PreTrainedModel, mask: Tensor) -> StockConfig:

@@ -33,19 +33,12 @@ from gates.gating.price import RelaxedTime, l0_gradient, solve_price
 
 @dataclass(frozen=True)
 class BudgetSchedule:
-    """Schedule the expected number of open gates, or the expected time, to a budget, in all or for each budgeted kind.
+    """Schedule the expected number of open gates, or the expected time, to a budget, in all or for each budgeted kind."""
 
-    Args:
-        kinds: The kinds with a budget; empty where all gates share one.
-        heads: The number of gates, in all or of each budgeted kind.
-        first: The expected gates or milliseconds at the start.
-        last: The expected gates or milliseconds at the end.
-    """
-
-    kinds: list[str]
-    heads: list[int]
-    first: list[float]
-    last: list[float]
+    kinds: list[str]  # The kinds with a budget; empty where all gates share one
+    heads: list[int]  # The number of gates, in all or of each budgeted kind
+    first: list[float]  # The expected gates or milliseconds at the start
+    last: list[float]  # The expected gates or milliseconds at the end
 
     @classmethod
     def of_heads(cls, budget: Budget, heads: Mapping[str, int], stretch: Stretch, *, start: float = 1.0) -> BudgetSchedule:
@@ -248,18 +241,12 @@ WRAPPERS = {
 
 @dataclass(frozen=True)
 class GateRate:
-    """The distance that a constant gradient of 1 moves a gate in one optimiser step, on the device until it is read.
+    """The distance that a constant gradient of 1 moves a gate in one optimiser step, on the device until it is read."""
 
-    Args:
-        learning_rate: The learning rate. For SGD, it is divided by 1 - momentum.
-        second: The second moment that all gates share in Adam, a scalar; None without one.
-        step: The number of Adam's steps.
-        beta, eps: Adam's decay of second moments, and the constant added to their root.
-    """
-
-    learning_rate: float | Tensor
-    second: Tensor | None = None
-    step: float | Tensor = 0.0
+    learning_rate: float | Tensor  # The learning rate. For SGD, it is divided by 1 - momentum.
+    second: Tensor | None = None  # The second moment that all gates share in Adam, a scalar; None without one
+    step: float | Tensor = 0.0  # The number of Adam's steps
+    # Adam's decay of second moments, and the constant added to their root.
     beta: float = 0.0
     eps: float = 0.0
 

@@ -17,21 +17,16 @@ from gates.scores.metric import HeadMetric
 
 
 class Moments(NamedTuple):
-    """Hold float64 sums over positions of inputs x ``[in]`` and targets y ``[out]``.
+    """Hold float64 sums over positions of inputs x ``[in]`` and targets y ``[out]``."""
 
-    Args:
-        positions: The number of positions.
-        x, y: The sums, ``[in]`` and ``[out]``.
-        xx, xy: ``sum x x^T`` ``[in, in]`` and ``sum x y^T`` ``[in, out]``.
-        yy: ``sum |y|^2``.
-    """
-
-    positions: Tensor
+    positions: Tensor  # The number of positions
+    # The sums, ``[in]`` and ``[out]``.
     x: Tensor
     y: Tensor
+    # ``sum x x^T`` ``[in, in]`` and ``sum x y^T`` ``[in, out]``.
     xx: Tensor
     xy: Tensor
-    yy: Tensor
+    yy: Tensor  # ``sum |y|^2``
 
     def of(self, features: Tensor) -> Moments:
         """Return the moments of some inputs."""

@@ -40,17 +40,12 @@ Batch = TypeVar("Batch")
 
 @dataclass(frozen=True)
 class Refitted:
-    """Report one refitted projection.
+    """Report one refitted projection."""
 
-    Args:
-        name: The name of the projection in the model.
-        ridge: Its ridge.
-        before, after: The mean squared error of the residual stream after it, against the dense model's, with its old and its
-            new weights. Earlier projections are refitted in both.
-    """
-
-    name: str
-    ridge: float
+    name: str  # The name of the projection in the model
+    ridge: float  # Its ridge
+    # The mean squared error of the residual stream after it, against the dense model's, with its old and its new weights.
+    # Earlier projections are refitted in both.
     before: float
     after: float
 
@@ -312,19 +307,13 @@ def _is_text(batch: Mapping[str, Any]) -> bool:
 
 @dataclass
 class _Watched:
-    """Hold the observations of one site in a pass.
+    """Hold the observations of one site in a pass."""
 
-    Args:
-        stack: The name of its list of layers.
-        shapes: The shapes of its rows, ``[batch, query]``.
-        masks: The keys that some query sees, ``[batch, query]``, for each call of self-attention.
-        is_learned: Whether the queries of all examples are equal, as learned queries are.
-    """
-
-    stack: str
-    shapes: set[tuple[int, ...]] = field(default_factory=set)
+    stack: str  # The name of its list of layers
+    shapes: set[tuple[int, ...]] = field(default_factory=set)  # The shapes of its rows, ``[batch, query]``
+    # The keys that some query sees, ``[batch, query]``, for each call of self-attention.
     masks: list[Tensor] = field(default_factory=list)
-    is_learned: bool = False
+    is_learned: bool = False  # Whether the queries of all examples are equal, as learned queries are
 
 
 @torch.no_grad()

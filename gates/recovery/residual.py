@@ -242,25 +242,15 @@ def _copy(output: Any) -> Any:
 
 @dataclass(frozen=True)
 class Writer:
-    """Describe a projection that writes to the residual stream.
+    """Describe a projection that writes to the residual stream."""
 
-    Args:
-        name: The name of the projection in the model.
-        module: The projection.
-        attention: The index of its attention site, or of the last one before it.
-        site: The index of its attention site; None in a feed-forward layer.
-        block: The block that contains it; None if there is none.
-        calls: The number of its calls in one pass.
-        added: The number of calls whose output is added to the stream directly.
-    """
-
-    name: str
-    module: Projection
-    attention: int
-    site: int | None
-    block: Block | None
-    calls: int
-    added: int
+    name: str  # The name of the projection in the model
+    module: Projection  # The projection
+    attention: int  # The index of its attention site, or of the last one before it
+    site: int | None  # The index of its attention site; None in a feed-forward layer
+    block: Block | None  # The block that contains it; None if there is none
+    calls: int  # The number of its calls in one pass
+    added: int  # The number of calls whose output is added to the stream directly
 
 
 class Passes:

@@ -223,17 +223,12 @@ def _replaced(gates: HeadGates, replacement: Callable[[int, Tensor], Tensor]) ->
 
 
 class Interchange(NamedTuple):
-    """Hold the effects of interchanges in a batch of pairs.
+    """Hold the effects of interchanges in a batch of pairs."""
 
-    Args:
-        moved: The drop in the margin of an example's answer when one gate's heads read the counterpart, ``[batch, gates]``.
-        apart: The margin on the example minus the margin on the counterpart, ``[batch]``.
-        own: The margin on the example, ``[batch]``.
-    """
-
+    # The drop in the margin of an example's answer when one gate's heads read the counterpart, ``[batch, gates]``.
     moved: Tensor
-    apart: Tensor
-    own: Tensor
+    apart: Tensor  # The margin on the example minus the margin on the counterpart, ``[batch]``
+    own: Tensor  # The margin on the example, ``[batch]``
 
 
 @torch.no_grad()

@@ -35,19 +35,15 @@ RIDGE = 0.01
 
 
 class OutputMoments(NamedTuple):
-    """Hold sums over positions of the inputs x ``[in]`` of an output projection and the gradients g ``[out]`` of its output.
+    """Hold sums over positions of the inputs x ``[in]`` of an output projection and the gradients g ``[out]`` of its output."""
 
-    Args:
-        examples, positions: The numbers of examples and positions.
-        x, xx: The sums of inputs ``[in]`` and their products ``[in, in]``.
-        gg: The sum of products of gradients, ``[out, out]``.
-    """
-
+    # The numbers of examples and positions.
     examples: Tensor
     positions: Tensor
+    # The sums of inputs ``[in]`` and their products ``[in, in]``.
     x: Tensor
     xx: Tensor
-    gg: Tensor
+    gg: Tensor  # The sum of products of gradients, ``[out, out]``
 
 
 class SiteMoments(HeadMetric):

@@ -66,15 +66,10 @@ def shapley_rows(
 
 
 class Shapley(NamedTuple):
-    """Hold Shapley values, each ``[gates]``, float64, in units of the loss.
+    """Hold Shapley values, each ``[gates]``, float64, in units of the loss."""
 
-    Args:
-        values: The estimates, negative for a harmful head.
-        standard_error: The standard errors of the estimates.
-    """
-
-    values: Tensor
-    standard_error: Tensor
+    values: Tensor  # The estimates, negative for a harmful head
+    standard_error: Tensor  # The standard errors of the estimates
 
 
 class ShapleyValues(HeadMetric):

@@ -31,15 +31,10 @@ Batch = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class CausalRoles:
-    """Hold the final gates of both fits for several seeds.
+    """Hold the final gates of both fits for several seeds."""
 
-    Args:
-        priced: The gates of the fits with a price, ``[seeds, gates]``, from 0 to 1.
-        rewarded: The gates of the fits with a reward, ``[seeds, gates]``.
-    """
-
-    priced: Tensor
-    rewarded: Tensor
+    priced: Tensor  # The gates of the fits with a price, ``[seeds, gates]``, from 0 to 1
+    rewarded: Tensor  # The gates of the fits with a reward, ``[seeds, gates]``
 
     def scores(self) -> Tensor:
         """Return the score of each of :data:`ROLES` for each gate and seed, ``[seeds, gates, 3]``: open despite the price;

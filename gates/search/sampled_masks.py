@@ -22,17 +22,11 @@ from gates.search.successive_halving import Loss, Metered, race
 
 @dataclass(frozen=True)
 class BestDraw:
-    """Hold the best of several masks.
+    """Hold the best of several masks."""
 
-    Args:
-        mask: The mask of 0 and 1, ``[gates]``.
-        losses: The losses of the first and the best mask on all calibration data.
-        passes: The number of passes over the calibration data.
-    """
-
-    mask: Tensor
-    losses: tuple[float, float]
-    passes: float
+    mask: Tensor  # The mask of 0 and 1, ``[gates]``
+    losses: tuple[float, float]  # The losses of the first and the best mask on all calibration data
+    passes: float  # The number of passes over the calibration data
 
 
 def spread_ranks(scores: Tensor) -> Tensor:

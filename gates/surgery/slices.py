@@ -35,23 +35,16 @@ BY_FEATURE: dict[str, Literal["query", "key"]] = {"q_bias": "query", "v_bias": "
 
 @dataclass(frozen=True)
 class PerHead:
-    """Describe a parameter, or a list of modules, with an axis of heads that is not a projection.
+    """Describe a parameter, or a list of modules, with an axis of heads that is not a projection."""
 
-    Args:
-        path: The path of the parameter or of the module.
-        follows: The projection whose heads it belongs to, ``query`` or ``key``.
-        form: The form of the part. ``rows``: ``axis`` counts heads. ``features``: it has the features of all heads.
-            ``packed``: its first axis has query, key and value of all heads. ``modules``: one module per head. ``spanning``: a
-            norm over the features of all heads, which it still needs after a cut.
-        before: The path of the projection before a spanning norm.
-        axis: The axis that counts heads.
-    """
-
-    path: str
-    follows: Literal["query", "key"]
+    path: str  # The path of the parameter or of the module
+    follows: Literal["query", "key"]  # The projection whose heads it belongs to, ``query`` or ``key``
+    # The form of the part. ``rows``: ``axis`` counts heads. ``features``: it has the features of all heads. ``packed``: its
+    # first axis has query, key and value of all heads. ``modules``: one module per head. ``spanning``: a norm over the features
+    # of all heads, which it still needs after a cut.
     form: Literal["rows", "features", "packed", "modules", "spanning"]
-    before: str = ""
-    axis: int = 0
+    before: str = ""  # The path of the projection before a spanning norm
+    axis: int = 0  # The axis that counts heads
 
 
 def per_head_parts(site: AttentionSite) -> list[PerHead]:
