@@ -33,7 +33,6 @@ def cache_bytes(sites: Sequence[AttentionSite], mask: Tensor | None = None) -> i
     vector for all heads. An exported layer without heads keeps one number as key and as value, which does not count.
 
     Args:
-        sites: The attention modules.
         mask: The mask of the heads that would stay, ``[heads]``; None for all. Key/value heads are removed and repeated as by
             :func:`gates.surgery.remove.remove_heads_`.
     """
@@ -191,7 +190,6 @@ def measure_latency(
     Args:
         dense, pruned: The models, on the same device.
         inputs: The inputs, whose rows are repeated to fill a batch.
-        batch_sizes: The batch sizes, at least 1 each.
         repeats: The number of timed passes of each model.
         warm_up: The number of passes of each model before these.
         seconds: The time limit per batch size. At least 4 passes are timed.

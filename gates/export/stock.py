@@ -45,14 +45,13 @@ def stock_model(
 
     Args:
         cut: The model after :func:`gates.surgery.remove.remove_heads_`.
-        dense: The dense model.
         mask: The mask of 0 and 1, ``[heads]``, by which ``cut`` was cut.
         inputs: The inputs of a forward pass, to compare the result with ``cut``.
         tolerance: The largest difference, relative to the largest output.
 
     Raises:
-        GateError: If the class cannot hold the weights or has other outputs. Reasons are layers with different numbers of
-            heads or none, a head size derived from the hidden size (BERT, GPT-2, BART), and a shared position bias (T5).
+        GateError: If the class cannot hold the weights or has other outputs. Reasons are layers of different sizes or without
+            heads, a head size from the hidden size (BERT, GPT-2, BART), and a shared position bias (T5).
     """
     if not bool(mask.all()):
         check_head_size(dense)
@@ -223,7 +222,6 @@ def pad_heads(model: PreTrainedModel, mask: Tensor) -> Tensor:
     with most.
 
     Args:
-        model: The dense model.
         mask: The mask of 0 and 1, ``[heads]``.
 
     Raises:

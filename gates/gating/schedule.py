@@ -48,7 +48,6 @@ class BudgetSchedule:
         the budgeted gates at the upper limit and the others at the lower.
 
         Args:
-            heads: The number of heads of each kind in the model.
             start: The share of open heads at the start.
         """
         counts = [heads[kind] for kind in budget.per_kind] or [sum(heads.values())]
@@ -81,9 +80,6 @@ class BudgetController:
         schedule: The schedule of the expected number of open gates, or of the expected time.
         time: The expected time of gates; None unless the budget is a time.
         last_paid: The prices of the last step, until they are read from the device; None afterwards.
-
-    Raises:
-        GateError: For a budget or minimum that does not fit the model, and for a time with gates that it cannot lead.
     """
 
     def __init__(
@@ -147,9 +143,6 @@ class BudgetController:
         Args:
             progress: The finished share of the pruning, from 0 to 1.
             optimizer: The optimiser of the gates; see :meth:`enforce_`.
-
-        Raises:
-            GateError: For a progress outside 0 to 1.
         """
         if not 0 <= progress <= 1:
             raise GateError(f"progress is {progress}; expected the finished share of the pruning, from 0 to 1")
@@ -362,9 +355,6 @@ def set_apart_(gates: HeadGates, scores: Tensor, spread: float) -> None:
             layer (:func:`gates.scores.importance.normalise_by_layer`) and the scores of
             :func:`gates.scores.brain_surgeon.brain_surgeon_scores`.
         spread: The units of ``log_alpha`` per standard deviation of the logarithm.
-
-    Raises:
-        GateError: For another number of scores than gates, or scores that are negative, infinite or NaN.
     """
     check_scores(gates, scores)
     logarithm = scores.clamp(min=1e-6 * float(scores.max())).log() if scores.any() else scores.clone()

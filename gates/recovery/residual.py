@@ -195,7 +195,6 @@ class FinishedStates:
         """Make finished blocks return the kept output of the last of them instead of computing.
 
         Args:
-            batch: The number of the batch.
             finished: The blocks that will not change, in the order of the model. Later calls may add blocks. The output of the
                 last one of each stack is kept as soon as it has run.
             last: A block behind them that will not change either, after which the forward pass ends.
@@ -257,11 +256,8 @@ class Passes:
     """Run the dense or the pruned model on batches, only as far as necessary.
 
     Args:
-        gates: The gates of the model.
         values: The gate values, ``[gates]``.
         weights: The weights by name that replace the model's own. Entries may be added later.
-        forward: A function that runs the model on a batch.
-        writers: All writers, in the order of the model.
         reenters: Whether a batch enters the model after finished blocks.
         fixed: Whether the weights stay as they are, so that a block is finished when its writers have run.
     """
@@ -284,8 +280,6 @@ class Passes:
         """Return the calls of a single writer or of several writers in one block.
 
         Args:
-            number: The number of the batch.
-            batch: The batch.
             writers: The writers to record. All earlier writers already have their final weights.
         """
         block = writers[0].block
@@ -343,8 +337,8 @@ def _reenters(
 ) -> bool:
     """Return whether all writers of a block run in one go, with equal bits after finished blocks and in a full pass.
 
-    An attention that is itself a block, as in XLM, is excluded: a finished block does not call its projection, so its gates
-    would report that they were bypassed.
+    An attention that is itself a block, as in XLM, is excluded. A finished block does not call its projection, so its gates
+    would report a bypass.
     """
     if any(_is_within_attention(one, gates) for one in writers):
         return False

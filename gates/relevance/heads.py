@@ -63,7 +63,6 @@ class RelevanceShares(HeadMetric):
 
     Args:
         layer_index: The index of the site of every head, ``[heads]``.
-        kwargs: The arguments of :class:`torchmetrics.Metric`.
 
     >>> shares = RelevanceShares(torch.tensor([0, 0]))
     >>> shares.update(torch.tensor([[1.0, -3.0], [2.0, 0.0]]))  # two predictions
@@ -79,8 +78,7 @@ class RelevanceShares(HeadMetric):
     def __init__(self, layer_index: Tensor, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.register_buffer("layer_index", layer_index, persistent=False)
-        for name in ("absolute", "signed"):
-            self.add_state(name, torch.zeros(len(layer_index), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_sums(absolute=[len(layer_index)], signed=[len(layer_index)])
         self.add_state("predictions", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, rows: Tensor) -> None:
@@ -201,9 +199,7 @@ def head_steps(
     """Run one forward pass, and yield the result of one backward pass for every step of its predictions.
 
     Args:
-        sites: The attention modules of the model.
         inputs: The inputs by name, with the text for an encoder-decoder that writes.
-        target: The function that selects the predictions.
         epsilon: The epsilon of the rules; None for plain gradients without rules.
     """
     if epsilon is not None:

@@ -170,7 +170,6 @@ def mention_counts(weights: Tensor, mentions: Mentions, causal: bool, offsets: T
 
     Args:
         weights: The attention weights, ``[batch, heads, token, token]``.
-        causal: Whether later tokens are invisible.
     """
     size = mentions.pronouns.shape[1]
     place = mentions.pronouns.long().argmax(-1)

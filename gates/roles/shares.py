@@ -77,7 +77,6 @@ class SentenceShares(HeadMetric):
 
     Args:
         baselines: The number of baselines, which heads of one kind of attention share.
-        kwargs: The arguments of :class:`torchmetrics.Metric`.
     """
 
     hits: Tensor
@@ -90,12 +89,8 @@ class SentenceShares(HeadMetric):
         self._kinds = [KINDS.index(site.kind) for site in sites]
         self._leading = {self._kinds.index(kind) for kind in set(self._kinds)}
         rows = 1 + REPLICATES
-        for name, shape in {
-            "hits": (rows, sum(self._sizes), columns),
-            "chances": (rows, len(KINDS), columns),
-            "baseline_hits": (rows, len(KINDS), baselines, columns),
-        }.items():
-            self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_sums(hits=[rows, sum(self._sizes), columns], chances=[rows, len(KINDS), columns])
+        self.add_sums(baseline_hits=[rows, len(KINDS), baselines, columns])
 
     def update(self, site: int, counts: Counts, weights: Tensor) -> None:
         """Add a batch of one site.

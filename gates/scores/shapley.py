@@ -81,8 +81,7 @@ class ShapleyValues(HeadMetric):
 
     def __init__(self, gates: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        for name in ("total", "square"):
-            self.add_state(name, torch.zeros(gates, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_sums(total=[gates], square=[gates])
         self.add_state("samples", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, rows: Tensor) -> None:

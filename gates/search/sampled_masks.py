@@ -52,9 +52,7 @@ def draw_masks(
     Args:
         scores: The log-weights ``[gates]``, such as ``log_alpha`` or :func:`spread_ranks`.
         budget, kind_index, layer_index, minimum_per_layer: The budget; see :func:`gates.gating.budget.budget_mask`.
-        count: The number of draws.
         temperature: The divisor of the scores. Must be above 0; near 0 every draw is the mask of the ranking.
-        seed: The seed of the draws.
     """
     if not temperature > 0:
         raise GateError(f"the temperature of draws is {temperature}; expected a number above 0")

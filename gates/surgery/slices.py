@@ -358,20 +358,15 @@ def new_shape(cut: Cut) -> dict[str, Any]:
     }
     prefix = f"{layout.core}." if layout.core else ""
     shape["attributes"] = {prefix + name: value for name, value in settings.items() if hasattr(site.core, name)}
+    kept = sliced_per_head(cut)
     for part in per_head_parts(site):
         count = len(cut.queries if part.follows == "query" else cut.keys)
-        if part.form == "rows":
-            size = site.module.get_parameter(part.path).shape
-            shape.setdefault("parameters", {})[part.path] = [*size[: part.axis], count, *size[part.axis + 1 :]]
-        elif part.form == "features":
-            shape.setdefault("parameters", {})[part.path] = [count * site.head_dim]
-        elif part.form == "packed":
-            size = site.module.get_parameter(part.path).shape
-            shape.setdefault("parameters", {})[part.path] = [3 * width, *size[1:]]
-        elif part.form == "modules":
+        if part.form == "modules":
             shape.setdefault("modules", {})[part.path] = count
-        else:
+        elif part.form == "spanning":
             shape.setdefault("selected", {})[part.path] = count * site.head_dim
+        else:
+            shape.setdefault("parameters", {})[part.path] = list(kept[part.path].shape)
     if fields := READ_CONFIG.get(type(site.core).__name__):
         shape["config"] = {field: len(cut.keys if field in KEY_COUNT_NAMES else cut.queries) for field in fields}
     if names := _arguments(site):
@@ -380,8 +375,8 @@ def new_shape(cut: Cut) -> dict[str, Any]:
         if _has_stack_bias(site):
             shape["arguments"]["handed_on"] = "position_bias"
     if layout.packed:
-        kept, of = vars(site.core).get("kept_of", (range(site.heads), site.heads))
-        shape["multihead"] = {"kept": [kept[head] for head in cut.queries], "of": of}
+        of_all, of = vars(site.core).get("kept_of", (range(site.heads), site.heads))
+        shape["multihead"] = {"kept": [of_all[head] for head in cut.queries], "of": of}
     if layout.fusion == "quarters":
         shape["flat_heads"] = True
     if type(site.core).__name__ in BY_OWN_SIZE:
