@@ -46,14 +46,13 @@ def stock_model(
 
     Args:
         cut: The model after :func:`gates.surgery.remove.remove_heads_`.
-        dense: The dense model.
         mask: The mask of 0 and 1, ``[heads]``, by which ``cut`` was cut.
         inputs: The inputs of a forward pass, to compare the result with ``cut``.
         tolerance: The largest difference, relative to the largest output.
 
     Raises:
-        GateError: If the class cannot hold the weights or has other outputs. Reasons are layers with different numbers of
-            heads or none, a head size derived from the hidden size (BERT, GPT-2, BART), and a shared position bias (T5).
+        GateError: If the class cannot hold the weights or has other outputs. Reasons are layers of different sizes or without
+            heads, a head size from the hidden size (BERT, GPT-2, BART), and a shared position bias (T5).
     """
     if not bool(mask.all()):
         check_head_size(dense)
@@ -101,17 +100,11 @@ def check_head_size(dense: PreTrainedModel) -> None:
 
 @dataclass(frozen=True)
 class StockConfig:
-    """Hold a stock config for a pruned model.
+    """Hold a stock config for a pruned model."""
 
-    Args:
-        config: The dense model's config with the head counts of the pruned model.
-        settings: The changed fields, as text.
-        uneven: The first field that needs one number per layer, as text. Empty if there is none.
-    """
-
-    config: Any
-    settings: str
-    uneven: str
+    config: Any  # The dense model's config with the head counts of the pruned model
+    settings: str  # The changed fields, as text
+    uneven: str  # The first field that needs one number per layer, as text. Empty if there is none.
 
 
 def config_of(dense: PreTrainedModel, mask: Tensor) -> StockConfig:
@@ -230,7 +223,6 @@ def pad_heads(model: PreTrainedModel, mask: Tensor, table: LatencyTable | None =
     with most.
 
     Args:
-        model: The dense model.
         mask: The mask of 0 and 1, ``[heads]``.
         table: The measured times of the model, to choose the fastest equal numbers; None for those with the fewest heads.
 

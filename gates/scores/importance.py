@@ -1,7 +1,7 @@
 """Compute the Head Importance Score (HIS; Michel, Levy and Neubig 2019): the sensitivity of the loss to each head.
 
 ``I_h = E_x |dL(x) / d xi_h|`` at ``xi = 1``: the expectation over *examples* of an absolute value. Every example has its own
-copy of the gates, so one backward pass over the summed losses gives every per-example gradient exactly, at any batch size.
+copy of the gates. So one backward pass over the summed losses gives all per-example gradients exactly, at any batch size.
 """
 
 from __future__ import annotations
@@ -400,7 +400,7 @@ class HeadImportance(HeadMetric):
 
 # Importance of a head by its attention weights: ``I_h = E_x sum_ij |dL(x) / dA_h,ij|``.
 #
-# This variant of HIS, from lecture notes and interpretability work, differentiates the loss with respect to the attention
+# This variant of HIS is from lecture notes and interpretability work. It differentiates the loss with respect to the attention
 # matrix A_h (after the softmax) instead of the head's output. The absolute values are summed over queries and keys, then
 # averaged over examples. A key without weight (padding, or the future of a causal query) does not count, because its weight
 # cannot change. Unlike HIS it ignores the size of a weight, and it needs O(query * key) memory and eager attention.
