@@ -14,6 +14,7 @@ from gates.attention.sites import find_attention
 from gates.export import hub
 from gates.export.checkpoint import load_pruned
 from gates.gating.head_gates import HeadGates
+from gates.gating.latency import LatencyTable, SiteTimes
 from gates.model import GatedModel
 from gates.surgery.masks import load_mask
 from tests.training.runs import write_config
@@ -145,6 +146,17 @@ def test_the_stock_form_padded_with_heads_of_zeros(run, tmp_path, capsys):
     torch.testing.assert_close(logits(loaded), logits(dense(run), mask), **CLOSE)
     assert "- Padded: 1 heads of zeros (`--pad_heads`)" in (tmp_path / "out" / "README.md").read_text()
     assert "dense / pruned" in capsys.readouterr().out
+
+
+def test_the_stock_form_padded_to_the_fastest_number_of_heads(run, tmp_path):
+    sites = [SiteTimes(f"encoder.{layer}", [0.0, 1.0, 3.0, 3.0, 3.0], [0.0, 1.0, 4.0, 2.0, 4.0]) for layer in range(2)]
+    LatencyTable(1.0, sites).write(run / "latency.json")
+    try:
+        assert call(run, tmp_path / "out", "--format", "stock", "--budget", "3", "--pad_heads", "fastest") == 0
+    finally:
+        (run / "latency.json").unlink()
+    loaded = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
+    assert [site.heads for site in find_attention(loaded)] == [3, 3]
 
 
 def test_an_export_is_uploaded_once_it_is_written(run, tmp_path, capsys, monkeypatch):
