@@ -210,5 +210,5 @@ def test_small_differences_between_large_costs_count(monkeypatch, subsets):
 def test_moments_that_are_not_finite_are_refused(of, value):
     moments = {"gram": torch.eye(3), "cross": torch.ones(3)}
     moments[of].view(-1)[0] = value
-    with pytest.raises(GateError, match="not finite, so their gates cannot be rescaled"):
+    with pytest.raises(GateError, match="not finite, so gates cannot be rescaled"):
         rescale(torch.ones(3), **moments)
