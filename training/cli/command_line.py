@@ -217,8 +217,6 @@ class CommandLine:
         command: The command that starts it again.
         given: The arguments up to a lone ``--``.
         rest: The arguments behind that, for a command that passes them on.
-        parser: The parser of the command.
-        options: The options.
     """
 
     command: str
@@ -244,14 +242,14 @@ def parse(parser: ArgumentParser, arguments: Sequence[str], *, also: Collection[
             read_yaml(file, "the configuration")
     parser.exit_on_error = False
     parser.allow_abbrev = False
-    set_loader("yaml", _load_within_limits, (yaml.YAMLError,))  # also for files that a configuration names
+    set_loader("yaml", _load_checked, (yaml.YAMLError,))  # also for files that a configuration names
     try:
         return parser.parse_args(list(arguments))
     except ArgumentError as error:
         raise GateError(complaint_of(error, parser)) from error
 
 
-def _load_within_limits(text: str) -> Any:
+def _load_checked(text: str) -> Any:
     check_yaml(text, repr(text) if len(text) < 60 else "a value")
     return _LOADER(text)
 
