@@ -10,6 +10,7 @@ from argparse import ArgumentError
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -29,6 +30,7 @@ from training.config import (
     RestartSearch,
     RunOptions,
     ScratchTraining,
+    Setup,
     SwapSearch,
     WandbOptions,
     WeightsKept,
@@ -224,6 +226,11 @@ class CommandLine:
     rest: tuple[str, ...]
     parser: ArgumentParser
     options: Any
+
+    @cached_property
+    def setup(self) -> Setup:
+        """The options of a run, checked once."""
+        return Setup.of(self.options)
 
 
 def split_at_dashes(arguments: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
