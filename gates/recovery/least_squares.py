@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +36,10 @@ class Moments(NamedTuple):
     def of(self, features: Tensor) -> Moments:
         """Return the moments of some inputs."""
         return Moments(self.positions, self.x[features], self.y, self.xx[features][:, features], self.xy[features], self.yy)
+
+    def plus(self, other: Moments) -> Moments:
+        """Return the moments of both sets of positions."""
+        return Moments(*(one + more for one, more in zip(self, other, strict=True)))
 
     def centred(self) -> tuple[Tensor, Tensor]:
         """Return ``xx`` and ``xy`` about the means."""
@@ -131,6 +137,34 @@ def fit(moments: Moments, weight: Tensor, *, ridge: float, has_bias: bool) -> tu
         before = before + torch.cholesky_solve(xy - xx @ before.T, factor).T
     bias = (moments.y - before @ moments.x) / moments.positions if has_bias else None
     return before, bias
+
+
+def best_ridge(moments: Moments, held_out: Moments, weight: Tensor, ridges: Sequence[float], *, has_bias: bool) -> float:
+    """Return the ridge whose fit has the smallest squared error on held-out positions, the largest if there are none.
+
+    Only a choice depends on these fits, so they are computed in float32, and a ridge too small for that is left out. With a
+    bias, the error is about the means of the held-out positions, so it judges the weights alone.
+
+    Args:
+        moments: The moments of the positions to fit to.
+        held_out: The moments of other positions.
+        weight: The weight before, ``[out, in]``.
+        ridges: The ridges, above 0.
+        has_bias: Whether a bias is fitted.
+    """
+    if not held_out.positions or not moments.positions or not weight.shape[1]:
+        return max(ridges)
+    (xx, xy), (other_xx, other_xy) = ((one.centred() if has_bias else (one.xx, one.xy)) for one in (moments, held_out))
+    before, unit = weight.double().T, xx.diagonal().mean()
+    missing = (xy - xx @ before).float()
+    xx, other_xx, other_xy = xx.float(), other_xx.float(), other_xy.float()
+    errors = dict[float, float]()
+    for ridge in ridges:
+        factor, failed = torch.linalg.cholesky_ex(xx + float(ridge * unit) * torch.eye(len(xx), device=xx.device))
+        new = before.float() + torch.cholesky_solve(missing, factor)
+        error = float(((other_xx @ new - 2 * other_xy) * new).sum())
+        errors[ridge] = error if not failed and math.isfinite(error) else math.inf
+    return min(sorted(errors, reverse=True), key=errors.__getitem__)
 
 
 def squared_error(moments: Moments, weight: Tensor, bias: Tensor | None) -> Tensor:

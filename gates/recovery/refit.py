@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 from itertools import groupby
 from typing import Any, NamedTuple, TypeVar
 
@@ -29,7 +29,7 @@ from gates.attention.valid import Valid, key_of, rows_by_site, stack_of, valid_p
 from gates.errors import GateError
 from gates.gating.budget import check_mask
 from gates.gating.head_gates import HeadGates
-from gates.recovery.least_squares import Moments, ProjectionMoments, fit, squared_error
+from gates.recovery.least_squares import Moments, ProjectionMoments, best_ridge, fit, squared_error
 from gates.recovery.residual import Passes, Writer, Written, find_writers, in_force
 from gates.scores.attention import bias_blocks
 from gates.scores.observe import Measure, watched_attention
@@ -44,11 +44,13 @@ class Refitted:
 
     Args:
         name: The name of the projection in the model.
+        ridge: Its ridge.
         before, after: The mean squared error of the residual stream after it, against the dense model's, with its old and its
             new weights. Earlier projections are refitted in both.
     """
 
     name: str
+    ridge: float
     before: float
     after: float
 
@@ -68,7 +70,7 @@ def refit_(
     forward: Callable[[Batch], object],
     valid: Callable[[Batch], Valid],
     *,
-    ridge: float = 0.1,
+    ridge: float | Sequence[float] = 0.1,
     feed_forward: bool = True,
     dense: Mapping[str, Tensor] | None = None,
     keep_states: bool = True,
@@ -92,7 +94,9 @@ def refit_(
         forward: A function that runs the model on a batch.
         valid: A function from a batch to its queries that are not padding, ``[batch, query]``, by kind or by the name of a
             module. None or a missing key where all count. It is called once per batch.
-        ridge: The strength of the regularisation; see :func:`gates.recovery.least_squares.fit`.
+        ridge: The strength of the regularisation; see :func:`gates.recovery.least_squares.fit`. Of several, each projection
+            takes the one with the smallest error on every fourth batch, from a fit to the other batches. The final fit is to
+            all of them.
         feed_forward: Whether to refit the second projections of feed-forward layers too.
         dense: The parameters of the dense model by name, where they differ from the model's, such as weights before training.
         keep_states: Whether to keep states of all calibration batches on the model's device: two hidden states for each
@@ -116,7 +120,7 @@ def refit_(
     (4, True)
     """
     check_mask(mask, gates.size, gates.unit)
-    values, done = mask.to(gates.mask), []
+    values, done, ridges = mask.to(gates.mask), [], [ridge] if isinstance(ridge, int | float) else list(ridge)
     refitted: dict[str, Tensor] = {}
     masks: dict[int, list[Tensor | None]] = {}  # one mask per site, by the number of the batch
     check_merged(gates.model)
@@ -124,13 +128,15 @@ def refit_(
         writers, reenters = find_writers(gates, next(iter(batches()), None), forward)
         selected = list(_to_refit(writers, values.split(gates.sizes), feed_forward=feed_forward))
         reenters = reenters and keep_states
-        dense_passes = Passes(gates, torch.ones_like(values), dense or {}, forward, writers, reenters=reenters)
-        pruned_passes = Passes(gates, values, refitted, forward, writers, reenters=reenters)
+        dense_passes = Passes(gates, torch.ones_like(values), dense or {}, forward, writers, reenters=reenters, fixed=True)
+        pruned_passes = Passes(gates, values, refitted, forward, writers, reenters=reenters, fixed=False)
         for _, members in groupby(selected, key=lambda one: one[0].block or one[0] if reenters else one[0]):
             group = dict(members)
             targets: dict[int, list[Target]] = {}  # targets of the whole group, by the number of the batch
             for writer, kept in group.items():
-                moments = ProjectionMoments(*reversed(weight_by_output(writer.module).shape)).to(values.device)
+                shape = weight_by_output(writer.module).shape[::-1]
+                # To fit to and, if there is a ridge to choose, held out.
+                parts = [ProjectionMoments(*shape).to(values.device) for _ in range(2 if len(ridges) > 1 else 1)]
                 for number, batch in enumerate(batches()):
                     if number not in targets:
                         calls = dense_passes.run(number, batch, list(group))
@@ -141,13 +147,13 @@ def refit_(
                     if writer == list(group)[-1]:
                         del targets[number]
                     for target, call in zip(own, pruned_passes.run(number, batch, [writer]), strict=True):
-                        _add_call(moments, target, call, masks[number][writer.attention])
-                weights, result = _fitted(writer, kept, moments.compute(), ridge)
+                        _add_call(parts, number, target, call, masks[number][writer.attention])
+                weights, result = _fitted(writer, kept, [part.compute().of(kept) for part in parts], ridges)
                 refitted.update(weights)
                 done.append(result)
         if held_out_loss is not None and refitted:
             with gates.use(values):
-                _check_held_out(gates.model, refitted, held_out_loss, ridge)
+                _check_held_out(gates.model, refitted, held_out_loss, max(ridges))
     for name, tensor in refitted.items():
         gates.model.get_parameter(name).data.copy_(tensor)
     return done
@@ -179,26 +185,35 @@ def _to_refit(writers: Sequence[Writer], values: tuple[Tensor, ...], *, feed_for
             yield writer, kept
 
 
-def _add_call(moments: ProjectionMoments, dense: Target, pruned: Written, valid: Tensor | None) -> None:
-    """Add the inputs of one call in the pruned model and the targets of its projection."""
+def _add_call(parts: Sequence[ProjectionMoments], number: int, dense: Target, pruned: Written, valid: Tensor | None) -> None:
+    """Add the inputs of one call in the pruned model and the targets of its projection to the part of their batch."""
     target = dense.output.double()
     if dense.stream is not None and pruned.stream is not None:
         target = target + dense.stream.double() - pruned.stream.double()
-    moments.update(valid_positions(pruned.inputs, valid), valid_positions(target, valid))
+    inputs, target = valid_positions(pruned.inputs, valid), valid_positions(target, valid)
+    own = int(number % 4 == 1 and len(parts) > 1)
+    for index, part in enumerate(parts):
+        count = len(inputs) if index == own else 0
+        part.update(inputs[:count], target[:count])
 
 
-def _fitted(writer: Writer, kept: Tensor, moments: Moments, ridge: float) -> tuple[dict[str, Tensor], Refitted]:
+def _fitted(
+    writer: Writer, kept: Tensor, parts: Sequence[Moments], ridges: Sequence[float]
+) -> tuple[dict[str, Tensor], Refitted]:
     """Return the new parameters of a projection by name, and the report."""
-    weight, bias, among = weight_by_output(writer.module), writer.module.bias, moments.of(kept)
-    new, new_bias = fit(among, weight[:, kept], ridge=ridge, has_bias=bias is not None)
+    weight, bias = weight_by_output(writer.module), writer.module.bias
+    before = weight[:, kept]
+    ridge = ridges[0] if len(parts) == 1 else best_ridge(*parts, before, ridges, has_bias=bias is not None)
+    among = reduce(Moments.plus, parts)
+    new, new_bias = fit(among, before, ridge=ridge, has_bias=bias is not None)
     whole = weight.clone()
     whole[:, kept] = new.to(weight)
     parameters = {f"{writer.name}.weight": whole.T.contiguous() if isinstance(writer.module, Conv1D) else whole}
     if new_bias is not None:
         parameters[f"{writer.name}.bias"] = new_bias.to(weight)
-    numbers = float(moments.positions) * len(whole)
-    errors = (squared_error(among, weight[:, kept], bias), squared_error(among, new, new_bias))
-    return parameters, Refitted(writer.name, *(float(error) / numbers for error in errors))
+    numbers = float(among.positions) * len(whole)
+    errors = (squared_error(among, before, bias), squared_error(among, new, new_bias))
+    return parameters, Refitted(writer.name, ridge, *(float(error) / numbers for error in errors))
 
 
 # A padding mask belongs to the tokens that it was made for. A batch of only text has one mask for all sites. With pictures or

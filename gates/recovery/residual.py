@@ -191,28 +191,33 @@ class FinishedStates:
         self._kept: dict[tuple[int, str], tuple[Block, Any]] = {}
 
     @contextmanager
-    def entered(self, batch: int, finished: Sequence[Block]) -> Iterator[None]:
+    def entered(self, batch: int, finished: Sequence[Block], last: Block | None = None) -> Iterator[None]:
         """Make finished blocks return the kept output of the last of them instead of computing.
 
         Args:
             batch: The number of the batch.
             finished: The blocks that will not change, in the order of the model. Later calls may add blocks. The output of the
                 last one of each stack is kept as soon as it has run.
+            last: A block behind them that will not change either, after which the forward pass ends.
         """
         with ExitStack() as until_the_end:
             for stack, members in groupby(finished, key=lambda block: block.stack):
                 blocks = list(members)
-                last, output = self._kept.get((batch, stack), (None, None))
-                known = blocks.index(last) + 1 if last is not None else 0
+                kept, output = self._kept.get((batch, stack), (None, None))
+                known = blocks.index(kept) + 1 if kept is not None else 0
                 for block in blocks[:known]:
                     until_the_end.enter_context(_returning(block.module, output))
                 if known < len(blocks):
                     until_the_end.callback(self._keep(batch, blocks[-1]))
+            if last is not None:
+                until_the_end.callback(self._keep(batch, last, ends=True))
             yield
 
-    def _keep(self, batch: int, block: Block) -> Any:
+    def _keep(self, batch: int, block: Block, *, ends: bool = False) -> Any:
         def keep(module: nn.Module, args: Any, output: Any) -> None:
             self._kept[batch, block.stack] = block, _copy(output)  # the model may change it in place
+            if ends:
+                raise _SeenEnoughError
 
         return block.module.register_forward_hook(keep).remove
 
@@ -268,6 +273,7 @@ class Passes:
         forward: A function that runs the model on a batch.
         writers: All writers, in the order of the model.
         reenters: Whether a batch enters the model after finished blocks.
+        fixed: Whether the weights stay as they are, so that a block is finished when its writers have run.
     """
 
     def __init__(
@@ -279,9 +285,10 @@ class Passes:
         writers: Sequence[Writer],
         *,
         reenters: bool,
+        fixed: bool,
     ) -> None:
         self.gates, self.values, self.weights, self.forward = gates, values, weights, forward
-        self.writers, self.reenters, self.states = writers, reenters, FinishedStates()
+        self.writers, self.reenters, self.fixed, self.states = writers, reenters, fixed, FinishedStates()
 
     def run(self, number: int, batch: Any, writers: Sequence[Writer]) -> list[Written]:
         """Return the calls of a single writer or of several writers in one block.
@@ -295,12 +302,13 @@ class Passes:
         before = self.writers[: self.writers.index(writers[0])]
         finished = dict.fromkeys(one.block for one in before if one.block is not None and one.block != block)
         observed = [one for one in self.writers if one in writers or (one.block is not None and one.block == block)]
+        last = block if self.reenters and self.fixed else None
         enough = {one.name: (one.calls, one.added) for one in writers}
         with (
             self.gates.use(self.values),
             in_force(self.gates.model, self.weights),
-            self.states.entered(number, list(finished) if self.reenters else []),
-            watch_writers({one.name: one.module for one in observed}, enough=enough) as calls,
+            watch_writers({one.name: one.module for one in observed}, enough=enough if last is None else None) as calls,
+            self.states.entered(number, list(finished) if self.reenters else [], last),
         ):
             self.forward(batch)
         return [call for call in calls if call.name in enough]
@@ -350,11 +358,11 @@ def _reenters(
     """
     if any(_is_within_attention(one, gates) for one in writers):
         return False
-    passes = Passes(gates, torch.ones_like(gates.mask), {}, forward, writers, reenters=True)
+    passes = Passes(gates, torch.ones_like(gates.mask), {}, forward, writers, reenters=True, fixed=True)
     blocks = [(block, list(members)) for block, members in groupby(writers, key=lambda writer: writer.block)]
     if len(dict.fromkeys(block for block, _ in blocks if block)) < sum(block is not None for block, _ in blocks):
         return False
-    for _, members in blocks[1:]:
+    for _, members in blocks:
         names = {writer.name for writer in members}
         again, expected = passes.run(0, batch, members), [call for call in calls if call.name in names]
         if len(again) != len(expected) or not all(map(_same, again, expected)):

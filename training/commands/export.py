@@ -60,7 +60,7 @@ from training.runs.directory import RunDirectory, writing_to
 from training.runs.resume import noted_identity
 from training.runs.stored import AGAIN, check_unchanged, damaged, read_json, read_table
 from training.runs.tracking import versions
-from training.scoring.refits import Refit, best_refit_, quality
+from training.scoring.refits import Refit, quality, refit_if_better_
 from training.scoring.scorers import SCORERS, Scores
 from training.setup import quiet_libraries
 from training.stats.numbers import counted
@@ -262,18 +262,18 @@ def dense_checkpoint(path: str) -> str:
 def refitted_to(trained: TrainedModel, mask: Tensor, dense: LoadedRun) -> tuple[TrainedModel, Refit, str]:
     """Return the run with output projections refitted to a mask, the refit, and the selection result in words.
 
-    Training data give the fits; the selection split chooses among several ridges. The weights of ``dense`` are changed and its
+    Training data give the fits; the selection split decides whether they stay. The weights of ``dense`` are changed and its
     gates detached.
     """
     aim = {name: parameter.detach() for name, parameter in trained.model.named_parameters()}
     before = quality(dense, torch.ones(dense.gates.size))
-    found = best_refit_(dense, trained.gates.to_gates(mask), RefitSearch(), aim)
+    found = refit_if_better_(dense, trained.gates.to_gates(mask), RefitSearch(), aim)
     dense.gates.detach()
     reached = f"{dense.metric} on the selection split {found.reached:.4f} (dense {before:.4f})"
     changed = (
-        f"not refitted, because every ridge does worse than the mask alone; {reached}"
-        if found.ridge is None
-        else f"refitted to this mask by least squares (ridge {found.ridge:g}), without training; {reached}"
+        f"refitted to this mask by least squares, without training; {reached}"
+        if found.is_applied
+        else f"not refitted, because that does worse than the mask alone; {reached}"
     )
     return replace(trained, model=dense.backbone.cpu().eval(), changed=changed), found, reached
 
@@ -331,10 +331,8 @@ def _model_and_mask(line: CommandLine) -> tuple[TrainedModel, Tensor]:
         if others := names_of_other_data(line.rest):
             trained = replace(trained, changed=f"{trained.changed}, with data given at the export ({', '.join(others)})")
         heads, seconds = counted(int(mask.sum()), "head"), f"in {refit.cost.seconds:.0f} s"
-        if refit.ridge is None:
-            text = f"weights stay as they were for {heads}: {reached}, {seconds}"
-        else:
-            text = f"refitted to {heads}: {reached}, with ridge {refit.ridge:g}, {seconds}"
+        done = f"refitted to {heads}" if refit.is_applied else f"weights stay as they were for {heads}"
+        text = f"{done}: {reached}, {seconds}"
         stdout().print(text, soft_wrap=True, highlight=False)
     elif line.rest and not dense.cache_info().currsize:
         raise GateError(f"{line.rest[0]!r} behind -- is for the run's data, which this export does not read; leave it out")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -12,7 +13,7 @@ from training.comparison.experiments import Experiments
 from training.comparison.methods import CHEAP_RIVALS, own_method
 from training.comparison.plan import PlanEntry
 from training.config import RefitSearch
-from training.config.comparison import POST_HOC
+from training.config.comparison import is_post_hoc
 from training.data.translation import TranslationData
 from training.scoring.subject import ScoringContext
 from training.stats.numbers import duration
@@ -26,6 +27,19 @@ ROW = 1.0
 MAX_PARAMETERS = 500_000_000
 
 
+@dataclass(frozen=True)
+class Pieces:
+    """The seconds of the pieces of an experiment: the phases of a training, a pass over a split, a refit, and a score."""
+
+    finetune: float
+    prune: float
+    retrain: float
+    select: float
+    test: float
+    refit: float
+    score: float
+
+
 def estimate(experiments: Experiments, plan: Sequence[PlanEntry]) -> str:
     """Return in a sentence how long the training and the comparison of a run take; empty if that is unknown.
 
@@ -35,47 +49,87 @@ def estimate(experiments: Experiments, plan: Sequence[PlanEntry]) -> str:
         experiments: The experiments of the run.
         plan: The plan of its comparison.
     """
+    if (pieces := pieces_of(experiments)) is None:
+        return ""
+    training, comparison = seconds_of_run(pieces, experiments, plan)
+    return f"about {duration(training)} of training and {duration(comparison)} of comparison on this machine"
+
+
+def estimate_of_seeds(experiments: Experiments, plan: Sequence[PlanEntry], seeds: int) -> str:
+    """Return in a sentence how long a comparison takes, if nothing of it is done yet; empty if that is unknown.
+
+    Args:
+        experiments: The experiments of the first seed.
+        plan: The plan of each seed.
+        seeds: The number of seeds.
+    """
+    if (pieces := pieces_of(experiments)) is None:
+        return ""
+    whole = pieces.finetune + pieces.select + sum(_seconds_of(entry, pieces, learn=pieces.prune) for entry in plan)
+    searches = ("restarts", "draws", "swap")
+    without = ", without searches" if any(entry.method.modifiers & set(searches) for entry in plan) else ""
+    return f"about {duration(whole * seeds)} on this machine{without}; what is stored already takes no time"
+
+
+def pieces_of(experiments: Experiments) -> Pieces | None:
+    """Return the seconds of the pieces from the time of two batches; None if they are unknown."""
     subject = ScoringContext(experiments.pruner, experiments.data, experiments.trainer())
     size = sum(parameter.numel() for parameter in subject.backbone.parameters())
     alone = subject.device.type == "cpu" and subject.trainer.world_size == 1
     if not alone or size > MAX_PARAMETERS or isinstance(experiments.data, TranslationData):
-        return ""
+        return None
+    data, options = experiments.data, experiments.options
     with torch.random.fork_rng([]):  # loaders draw seeds
-        training, comparison = seconds_of_run(subject, experiments, plan)
-    return f"about {duration(training)} of training and {duration(comparison)} of comparison on this machine"
-
-
-def seconds_of_run(subject: ScoringContext, experiments: Experiments, plan: Sequence[PlanEntry]) -> tuple[float, float]:
-    """Return the seconds of training, with the choice of heads, and of the comparison."""
-    data, options, setup = experiments.data, experiments.options, experiments.setup
-    step = (1 + BACKWARD) * _forward(subject, next(iter(data.train_dataloader())))
-    batch = _forward(subject, next(iter(data.val_dataloader())))
-    rows = batch / data.options.eval_batch_size
-    select, test = (batch * len(loader) for loader in (data.val_dataloader(), data.test_dataloader()))
-    steps = {
-        phase: step * len(data.batches_of_run(epochs=epochs, first=0, rank=0, world=1)) if epochs else 0.0
-        for phase, epochs in (("finetune", options.finetune), ("prune", options.prune), ("retrain", options.retrain))
-    }
+        step = (1 + BACKWARD) * _forward(subject, next(iter(data.train_dataloader())))
+        batch = _forward(subject, next(iter(data.val_dataloader())))
+        rows = batch / data.options.eval_batch_size
+        select, test = (batch * len(loader) for loader in (data.val_dataloader(), data.test_dataloader()))
+        phases = (
+            step * len(data.batches_of_run(epochs=epochs, first=0, rank=0, world=1)) if epochs else 0.0
+            for epochs in (options.finetune, options.prune, options.retrain)
+        )
     available = data.splits["train"].num_rows
-    search = RefitSearch()
-    refit = REFIT * rows * min(search.rows, available) + select
-    score = (1 + BACKWARD) * rows * min(data.options.score_rows, available)
-    training = sum(steps.values()) + select * options.epochs + select + test
-    known = 0
+    return Pieces(
+        *phases,
+        select=select,
+        test=test,
+        refit=REFIT * rows * min(RefitSearch().rows, available) + 2 * select,
+        score=(1 + BACKWARD) * rows * min(data.options.score_rows, available),
+    )
+
+
+def seconds_of_run(pieces: Pieces, experiments: Experiments, plan: Sequence[PlanEntry]) -> tuple[float, float]:
+    """Return the seconds of training, with the choice of heads, and of the comparison."""
+    options, setup = experiments.options, experiments.setup
+    training = pieces.finetune + pieces.prune + pieces.retrain + pieces.select * options.epochs + pieces.select + pieces.test
     if setup.model.refits:
         known = 1 + len(CHEAP_RIVALS) if options.keep == "best" else 1
-        training += (known + len(search.ridges)) * refit + (known - 1) * score
-    own = own_method(setup.model)  # trained before the comparison
-    others = [entry for entry in plan if entry.method != own]
-    comparison = sum(_seconds_of(entry, steps["retrain"], refit=refit, score=score, rows=select + test) for entry in others)
+        training += known * pieces.refit + (known - 1) * pieces.score
+    others = [entry for entry in plan if entry.method != own_method(setup.model)]  # which is trained before the comparison
+    found = {"obs", "his"} if setup.model.refits and options.keep == "best" else set()
+    comparison = sum(_seconds_of(entry, pieces, found=found) for entry in others)
     points = len(setup.end.curve) * len(others) if setup.end.compare != "none" else 0
-    return training, comparison + ROW + select + test + select * points
+    return training, comparison + ROW + pieces.select + pieces.test + pieces.select * points
 
 
-def _seconds_of(entry: PlanEntry, retrain: float, *, refit: float, score: float, rows: float) -> float:
-    is_new = entry.method.name == "random+refit"  # the run has refitted to the others
-    finding = refit if is_new else 0.0 if entry.method.is_learned or entry.method.modifiers else score
-    return finding + sum(ROW + rows + (0.0 if stage == POST_HOC else retrain) for stage in entry.stages)
+def _seconds_of(entry: PlanEntry, pieces: Pieces, *, learn: float = 0.0, found: Collection[str] = ()) -> float:
+    """Return the seconds of one method at one budget.
+
+    Args:
+        entry: The method, with its stages.
+        pieces: The seconds of each piece.
+        learn: The seconds in which gates are learned; 0 if they are there.
+        found: The scores whose heads are known, refitted and not.
+    """
+    method, seconds = entry.method, 0.0
+    if method.is_learned:
+        seconds += learn
+    elif method.base not in ("dense", "random", *found):
+        seconds += pieces.score
+    if "refit" in method.modifiers and method.base not in found and (learn or not method.is_learned):
+        seconds += pieces.refit
+    passes = ROW + pieces.select + pieces.test
+    return seconds + sum(passes + (0.0 if is_post_hoc(stage) else pieces.retrain) for stage in entry.stages)
 
 
 def _forward(subject: ScoringContext, batch: Mapping[str, Any]) -> float:

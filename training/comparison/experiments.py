@@ -51,7 +51,7 @@ from training.runs import processes, progress
 from training.runs.cost import NO_COST, measured
 from training.scoring.mask_search import draw, losses_of, refined_by_swaps
 from training.scoring.passes import Replacement, Replacements
-from training.scoring.refits import best_refit_
+from training.scoring.refits import refit_if_better_
 from training.scoring.subject import ScoringContext
 from training.setup import Setup, make_pruner, make_trainer
 
@@ -282,8 +282,8 @@ class Experiments:
     def refit(self, mask: Tensor, search: RefitSearch, *, start: Experiment, changes: Mapping[str, Any]) -> Experiment:
         """Refit the weights of ``start`` to a mask ``[gates]``: ``weights.ckpt``. The target is the dense model.
 
-        The selection split chooses the ridge, or no refit if the mask alone is better. Weights that were frozen are the dense
-        ones, so both share a refit.
+        Where the mask alone does better on the selection split, the weights stay. Weights that were frozen are the dense ones,
+        so both share a refit.
         """
         dense = self.dense()
 
@@ -294,9 +294,9 @@ class Experiments:
                 state, result = {f"backbone.{name}": tensor for name, tensor in backbone.items()}, dict(of_dense.result)
             else:
                 subject = self.subject(start, changes)
-                best = best_refit_(subject, mask, search, backbone_of(read_weights(weights_of(dense))))
+                done = refit_if_better_(subject, mask, search, backbone_of(read_weights(weights_of(dense))))
                 state = {name: tensor.cpu() for name, tensor in subject.backbone.state_dict(prefix="backbone.").items()}
-                result = best.as_result()
+                result = done.as_result()
             if processes.is_first():
                 content = read_checkpoint(weights_of(start))
                 write_checkpoint(content | {"state_dict": content["state_dict"] | state}, folder / WEIGHTS)
@@ -304,7 +304,7 @@ class Experiments:
 
         determined_by = {
             "experiment": "refit", "dense": dense.key, "start": start.key, "mask": mask.tolist(), "search": asdict(search),
-            "or_none": True,
+            "ridge": "of each projection",
         }  # fmt: skip
         return self._experiment(f"refitting {int(mask.sum())} heads", determined_by, make)
 

@@ -28,6 +28,7 @@ from gates.gating.latency import LatencyTable, TimeLimit
 from training.cli.command_line import RUN_ONLY_OPTIONS, CommandLine
 from training.cli.exit import stdout
 from training.comparison.cache import DETERMINED_BY
+from training.comparison.estimate import estimate_of_seeds
 from training.comparison.latency import keep_table, limits_of
 from training.comparison.methods import LEARNED, MODIFIERS, OUTSIDE, PARAMETERS, Learned, Method, Outside, parse_methods
 from training.comparison.on_ray import do_on_ray
@@ -293,6 +294,9 @@ def all_results(comparison: Comparison, run: RunDirectory, resolved: str, launch
                 keep_table(comparison.budgets, run)
                 if launcher.launcher == "ray":
                     do_on_ray(comparison, plan, launcher)
+                elif expected := estimate_of_seeds(experiments, plan, len(comparison.seeds)):
+                    with progress.paused():
+                        stdout().print(expected, soft_wrap=True, highlight=False)
             for row in run_seed(experiments, selector, plan, results, shown):
                 results.rows.append(row)
                 if processes.is_first():

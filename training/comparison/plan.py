@@ -152,13 +152,11 @@ def run_seed(
     plan: Sequence[PlanEntry],
     results: Results,
     shown: progress.Stage,
-    own_selectors: Mapping[Method, MaskSelector] | None = None,
 ) -> Iterator[Row]:
-    """Yield the rows of one seed, as entry, and put masks, rankings and gates over time into the results.
+    """Yield the rows of one seed, as planned, and put masks, rankings and gates over time into the results.
 
     Args:
         shown: The stage to show them in; each row is a step of it.
-        own_selectors: The selectors of some methods, in place of the selector.
     """
     check_given_masks([entry.method for entry in plan], experiments.pruner.gates, selector.budgets)
     uses = uses_of(plan)
@@ -166,8 +164,7 @@ def run_seed(
         method = entry.method
         named = method.name if entry.budget is None else f"{method.name} at {counted(entry.budget.total, 'head')}"
         shown.work_on(named)
-        chosen_by = (own_selectors or {}).get(method, selector)
-        selected = {post_hoc: chosen_by.select(method, entry.budget, post_hoc=post_hoc) for post_hoc in uses}
+        selected = {post_hoc: selector.select(method, entry.budget, post_hoc=post_hoc) for post_hoc in uses}
         selection = selected[uses[0]]
         # Within a time, methods keep different numbers of heads. The largest number that fits identifies the budget.
         in_time = entry.budget if entry.budget is not None and entry.budget.time is not None else None

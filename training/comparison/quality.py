@@ -10,7 +10,7 @@ from gates.errors import GateError
 from gates.gating.budget import Budget
 from training.comparison.experiments import PREDICTIONS, Experiments
 from training.comparison.methods import Method
-from training.comparison.selection import QUICK_REFIT, MaskSelector
+from training.comparison.selection import MaskSelector
 from training.comparison.tables import compare_pair, metric_of
 from training.runs import progress
 from training.stats.numbers import counted, shown, unit
@@ -49,7 +49,7 @@ def fewest_heads(experiments: Experiments, method: Method, max_loss: float) -> t
         RefitError: If the model cannot be refitted.
     """
     gates, points = experiments.pruner.gates, dict[int, QualityPoint]()
-    selector = MaskSelector(experiments, [gates.size], refits=QUICK_REFIT)
+    selector = MaskSelector(experiments, [gates.size])
     needed = experiments.options.minimum_per_layer * (int(gates.layer_index().max()) + 1)
     fails, holds = max(0, needed - 1), gates.size
     with progress.stage("the fewest heads within the loss", gates.size.bit_length()) as shown_stage:

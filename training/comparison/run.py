@@ -34,7 +34,7 @@ from training.comparison.latency import achieved, keep_table, timed
 from training.comparison.methods import CHEAP_RIVALS, Method, check_given_masks, file_name, mask_found_by, own_method
 from training.comparison.plan import PlanEntry, curve_of_run, plan_of_run, retrained, run_seed
 from training.comparison.quality import fewest_heads
-from training.comparison.selection import QUICK_REFIT, MaskSelector, Selection
+from training.comparison.selection import MaskSelector, Selection
 from training.comparison.tables import Results, against_dense, save_translations, score_columns, write_tables
 from training.comparison.terminal import show_run
 from training.comparison.wandb import send_run
@@ -102,14 +102,11 @@ def with_found_budget(experiments: Experiments, run: RunDirectory) -> Experiment
     return Experiments(experiments.setup.with_budget(heads), experiments.data, cache=experiments.cache)
 
 
-def choose_heads(
-    selector: MaskSelector, thorough: MaskSelector, own: Method, budget: Budget | None, options: PrunerOptions
-) -> Kept:
+def choose_heads(selector: MaskSelector, own: Method, budget: Budget | None, options: PrunerOptions) -> Kept:
     """Return the heads to keep: those of the run's method or, behind a refit, the best of it and of cheap rivals.
 
     Args:
-        selector: The selector that compares methods.
-        thorough: The selector that refits to the heads that are kept, with more ridges.
+        selector: The selector of masks.
         own: The run's method.
         budget: The budget; None for the dense model.
         options: The options of the run.
@@ -121,7 +118,7 @@ def choose_heads(
         best, reached = own, dict[str, float]()
         if options.keep == "best":
             best, reached = selector.best_refitted([own, *map(Method.parse, CHEAP_RIVALS)], budget)
-        return Kept(own, best, thorough.select(best, budget), reached)
+        return Kept(own, best, selector.select(best, budget), reached)
     except RefitError as error:  # such as weights that two projections share
         say(f"the run continues without a refit: {error}")
         own = replace(own, modifiers=own.modifiers - {"refit"})
@@ -437,10 +434,9 @@ def train_and_compare(
         budget = budget_of(experiments, own)
         swaps = SwapSearch(passes=setup.model.swaps) if setup.model.swaps else SwapSearch()
         options = [budget.option(gates.kind_sizes())]
-        thorough = MaskSelector(experiments, options, swaps=swaps, as_configured=own.base)
-        selector = MaskSelector(experiments, options, swaps=swaps, refits=QUICK_REFIT, as_configured=own.base)
+        selector = MaskSelector(experiments, options, swaps=swaps, as_configured=own.base)
         learned = selector.select(Method(own.base), budget if own.is_learned else None).start
-        kept = choose_heads(selector, thorough, own, budget if own.is_learned else None, setup.model)
+        kept = choose_heads(selector, own, budget if own.is_learned else None, setup.model)
         own, final = kept.own, train(experiments, kept)
     pruner = keep_checkpoints(run, experiments, final, kept, learned)
     metrics = final if own.base != "dense" else experiments.post_hoc(kept.selection.values)
@@ -450,7 +446,7 @@ def train_and_compare(
     plan, results = list(plan_of_run(own, budget, setup.end, kept.method)), Results(pruner=pruner, data=data, budgets=[budget])
     compares = setup.end.compare != "none"
     with progress.stage("comparison", sum(len(planned.stages) for planned in plan)) as shown:
-        results.rows += run_seed(experiments, selector, plan, results, shown, {kept.method: thorough})
+        results.rows += run_seed(experiments, selector, plan, results, shown)
     curve = [row.as_columns() for row in curve_of_run(experiments, selector, own, setup.end.curve if compares else [], results)]
     methods = [planned.method for planned in plan]
     if own.is_learned or compares:

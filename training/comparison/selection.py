@@ -103,9 +103,6 @@ STARTS: tuple[dict[str, Any], ...] = ({"init_spread": 0.0}, APART)
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
-QUICK_REFIT = RefitSearch(ridges=[0.1])
-"""How a run refits to heads that it compares. Three ridges take three times as long: for the heads that it keeps."""
-
 KNOWN_MASK = {"pipelined": False}
 """The options of retraining with a known mask: the weights need not be frozen first."""
 
@@ -192,12 +189,8 @@ class MaskSelector:
             budget: The budget.
         """
         refits = {method: self.select(method, budget).refit for method in methods}
-        reached = {method.name: self.reached(refit) for method, refit in refits.items() if refit is not None}
+        reached = {method.name: refit.result["reached"] for method, refit in refits.items() if refit is not None}
         return max(refits, key=lambda method: self.experiments.pruner.task.gain(reached[method.name])), reached
-
-    def reached(self, refit: Experiment) -> float:
-        """Return the main metric on the selection split that a refit reaches, or the mask alone where that is better."""
-        return max([*refit.result["tried"], refit.result["unrefitted"]], key=self.experiments.pruner.task.gain)
 
     def mask_of(self, ranking: Tensor, budget: Budget, minimum_per_layer: int | None = None) -> Tensor:
         """Return the 0/1 mask ``[gates]`` of the highest scores of a ranking within a budget.
@@ -399,7 +392,7 @@ class MaskSelector:
         gains = list[float]()
         for mask in masks:
             refit = self.experiments.refit(mask, self.refits, start=start, changes=changes)
-            gains.append(self.experiments.pruner.task.gain(self.reached(refit)))
+            gains.append(self.experiments.pruner.task.gain(refit.result["reached"]))
             selection = selection.refit_paid(mask, refit)
         return gains.index(max(gains)), selection
 

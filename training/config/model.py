@@ -189,8 +189,8 @@ class Phases:
         min_prune_steps: The least number of optimiser steps of the prune phase. On small data ``prune`` epochs are too few
             steps for gates to close; the phase is then longer.
         refit: Whether to refit the weights behind the kept heads to the dense model before they are retrained: by least
-            squares, without training (see :mod:`gates.recovery.refit`). The selection split decides on the ridge. Where some
-            weights are frozen, the run continues without a refit and says so.
+            squares, without training (see :mod:`gates.recovery.refit`). Where some weights are frozen, the run continues
+            without a refit and says so.
         keep: The heads that a run with ``refit`` keeps: ``best``, the best of the learned heads, HIS and obs on the selection
             split, each refitted; or ``learned``, those of the gates.
     """
@@ -406,7 +406,8 @@ class RefitSearch:
     """The refit of weights to a mask.
 
     Args:
-        ridges: The ridge penalties for changes of the weights; the best on the selection split is taken.
+        ridges: The ridge penalties for changes of the weights. Each projection takes the best for training examples that its
+            fit leaves out.
         rows: The largest number of training examples to fit on, spread over all lengths.
         feed_forward: Whether the second projections of feed-forward layers are refitted too.
     """

@@ -52,6 +52,7 @@ from gates.scores.weights import (
     output_weights,
     weight_taylor,
 )
+from training.config import RefitSearch
 from training.runs import progress
 from training.scoring.subject import Batch, ScoringContext
 from training.tasks.translation import Translation, generate
@@ -75,26 +76,24 @@ def rescale(subject: ScoringContext, mask: Tensor, *, rows: int = 512) -> Tensor
         )
 
 
-def refit(
-    subject: ScoringContext, mask: Tensor, dense: Mapping[str, Tensor], *, ridge: float, rows: int, feed_forward: bool
-) -> list[Refitted]:
+def refit(subject: ScoringContext, mask: Tensor, dense: Mapping[str, Tensor], search: RefitSearch) -> list[Refitted]:
     """Change the weights behind the heads to make up for closed heads (see :func:`gates.recovery.refit.refit_`).
 
     Args:
         subject: The model with the weights that the mask is for. They are changed.
         mask: 0/1 ``[gates]``.
-        ridge, rows, feed_forward: See :class:`training.config.model.RefitSearch`.
+        search: The ridges and the data to fit on.
     """
     aim = {name: dense[name].to(subject.device) for name, _ in subject.backbone.named_parameters()}
     with subject.at_rest():
         return refit_(
             subject.gates,
             mask,
-            partial(subject.thinned, rows),
+            partial(subject.thinned, search.rows),
             partial(_run, subject),
             subject.valid_queries,
-            ridge=ridge,
-            feed_forward=feed_forward,
+            ridge=search.ridges,
+            feed_forward=search.feed_forward,
             dense=aim,
         )
 

@@ -1,4 +1,4 @@
-"""Weights refitted to a mask, with the ridge whose model does best on the selection split."""
+"""Weights refitted to a mask, where that helps on the selection split."""
 
 from __future__ import annotations
 
@@ -30,28 +30,30 @@ class Refit:
     """The result of a refit.
 
     Args:
-        ridge: The best ridge. None if the model is worse with every ridge, so that the weights stay.
-        reached: The main metric on the selection split with it.
-        tried: The metric with each ridge.
+        is_applied: Whether the weights are the refitted ones. They stay as they were where the refit makes the model worse.
+        refitted: The main metric on the selection split after the refit.
         unrefitted: The metric with the mask alone.
-        cost: The cost of all of them.
+        cost: The cost of the refit.
     """
 
-    ridge: float | None
-    reached: float
-    tried: list[float]
+    is_applied: bool
+    refitted: float
     unrefitted: float
     cost: Cost
 
+    @property
+    def reached(self) -> float:
+        """Return the metric with the weights that stay."""
+        return self.refitted if self.is_applied else self.unrefitted
+
     def as_result(self) -> dict[str, Any]:
         """Return the JSON of an experiment."""
-        return {"ridge": self.ridge, "tried": self.tried, "unrefitted": self.unrefitted, **self.cost.as_row()}
+        numbers = {"is_applied": self.is_applied, "refitted": self.refitted, "unrefitted": self.unrefitted}
+        return numbers | {"reached": self.reached} | self.cost.as_row()
 
 
-def best_refit_(subject: ScoringContext, mask: Tensor, search: RefitSearch, dense: Mapping[str, Tensor]) -> Refit:
-    """Refit weights with every ridge, keep those of the best one, the first of equals, and return how it went.
-
-    The weights stay where every refit does worse on the selection split than the mask alone.
+def refit_if_better_(subject: ScoringContext, mask: Tensor, search: RefitSearch, dense: Mapping[str, Tensor]) -> Refit:
+    """Refit weights to a mask, undo it if the model does worse on the selection split, and return how it went.
 
     Args:
         subject: The model with the weights to refit. They are changed.
@@ -62,36 +64,27 @@ def best_refit_(subject: ScoringContext, mask: Tensor, search: RefitSearch, dens
     Raises:
         RefitError: If this model cannot be refitted.
     """
-
-    def gain(quality: float) -> float:
-        return -math.inf if math.isnan(quality) else subject.task.gain(quality)
-
-    start, tried = copied_weights(subject), list[float]()
-    best, ridge = start, None
-    with measured(subject.device, subject.gates) as cost, progress.stage("refitting", len(search.ridges)) as shown:
-        unrefitted = reached = quality(subject, mask)
-        for one in search.ridges:
-            use_weights_(subject, start)
-            try:
-                refit(subject, mask, dense, ridge=one, rows=search.rows, feed_forward=search.feed_forward)
-            except GateError as error:
-                raise RefitError(str(error)) from error
-            except torch.OutOfMemoryError as error:
-                if processes.world_size() > 1:  # the others would wait for this one
-                    raise
-                raise RefitError(f"{subject.device} has too little memory for a refit on {search.rows} rows") from error
-            tried.append(quality(subject, mask))
-            is_better = gain(tried[-1]) > gain(reached) or (ridge is None and gain(tried[-1]) == gain(reached) > -math.inf)
-            if is_better:
-                best, ridge, reached = copied_weights(subject), one, tried[-1]
-            shown.advance()
-    if ridge is None:
+    start = copied_weights(subject)
+    with measured(subject.device, subject.gates) as cost, progress.stage("refitting"):
+        alone = quality(subject, mask)
+        try:
+            refit(subject, mask, dense, search)
+        except GateError as error:
+            raise RefitError(str(error)) from error
+        except torch.OutOfMemoryError as error:
+            if processes.world_size() > 1:  # the others would wait for this one
+                raise
+            raise RefitError(f"{subject.device} has too little memory for a refit on {search.rows} rows") from error
+        refitted = quality(subject, mask)
+    gain = subject.task.gain
+    is_applied = not math.isnan(refitted) and (math.isnan(alone) or gain(refitted) >= gain(alone))
+    if not is_applied:
+        use_weights_(subject, start)
         _say(
-            f"{subject.task.main_metric} on the selection split is {unrefitted:.4f} with the mask of {int(mask.sum())} alone "
-            f"and {max(tried, key=gain):.4f} after the best refit, so the weights stay as they were"
+            f"{subject.task.main_metric} on the selection split is {alone:.4f} with the mask of {int(mask.sum())} alone "
+            f"and {refitted:.4f} after the refit, so the weights stay as they were"
         )
-    use_weights_(subject, best)
-    return Refit(ridge, reached, tried, unrefitted, cost.cost)
+    return Refit(is_applied, refitted, alone, cost.cost)
 
 
 def _say(notice: str) -> None:

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from gates.errors import GateError
-from gates.recovery.least_squares import ProjectionMoments, add_products_, fit, squared_error
+from gates.recovery.least_squares import ProjectionMoments, add_products_, best_ridge, fit, squared_error
 
 
 def sample(positions=200, features=5, outputs=3):
@@ -43,6 +43,33 @@ def test_a_bias_is_fitted_without_a_price(ridge):
     torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(bias, y.mean(0) - expected @ x.mean(0), rtol=1e-8, atol=1e-8)
     torch.testing.assert_close((x @ found.T + bias).mean(0), y.mean(0))
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("seed", range(8))
+def test_the_best_ridge_has_the_least_error_on_other_positions(seed, has_bias):
+    """As fits in float64 that are applied to them, from noise alone to targets that the inputs give."""
+    torch.manual_seed(seed)
+    ridges, weight = [1e-3, 0.03, 1.0, 30.0], torch.randn(3, 20, dtype=torch.float64)
+    x, noise = torch.randn(60, 20, dtype=torch.float64) + 1, torch.randn(60, 3, dtype=torch.float64)
+    y = x @ (weight.T + torch.rand(()) * torch.randn(20, 3)) + 4 * torch.rand(()) * noise
+    (own, other), (targets, held_out) = x.split(30), y.split(30)
+    errors = []
+    for ridge in ridges:
+        found, _ = fit(moments_of(own, targets), weight, ridge=ridge, has_bias=has_bias)
+        left = held_out - other @ found.T
+        errors.append(float((left - left.mean(0) if has_bias else left).square().sum()))
+    best = best_ridge(moments_of(own, targets), moments_of(other, held_out), weight, ridges, has_bias=has_bias)
+    assert best == ridges[errors.index(min(errors))]
+
+
+def test_without_other_positions_the_largest_ridge_is_the_safest():
+    x, y, weight = sample()
+    parts = moments_of(x, y), moments_of(x[:0], y[:0])
+    for given in (parts, parts[::-1]):
+        assert best_ridge(*given, weight, [0.01, 1.0, 0.1], has_bias=True) == 1.0
+    fits_exactly = moments_of(x, x @ (weight.T + 1))
+    assert best_ridge(fits_exactly, fits_exactly, weight, [0.01, 1.0, 0.1], has_bias=True) == 0.01
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

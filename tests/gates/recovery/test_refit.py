@@ -224,6 +224,20 @@ def test_what_cannot_be_refitted():
         refitted("bert", model, MASK)
 
 
+def test_each_projection_takes_its_own_ridge_and_is_fitted_to_all_batches():
+    """The first one as with this ridge alone."""
+    mask, done = torch.tensor([1.0, 0, 1, 1, 0, 1, 0, 0]), {}
+    for ridge in ((1e-3, 10.0), 1e-3, 10.0):
+        model = build("bert").eval()
+        done[ridge] = refitted("bert", model, mask, ridge=ridge), model.get_submodule(FAMILIES["bert"].output_paths[0]).weight
+    several, weight = done[1e-3, 10.0]
+    assert {one.ridge for one in several} <= {1e-3, 10.0}
+    assert done[10.0][0][0].after != done[1e-3][0][0].after
+    (alone, *_), expected = done[several[0].ridge]
+    assert several[0].after == pytest.approx(alone.after, rel=1e-9)
+    torch.testing.assert_close(weight, expected)
+
+
 def test_no_other_weights_come_nearer():
     """At the first projection that is refitted: every change raises the squared error and the price of the change together."""
     model, path = build("bert").eval(), FAMILIES["bert"].output_paths[0]

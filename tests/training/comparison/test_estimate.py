@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gates.gating.budget import Budget
 from tests.training.runs import STEPS_PER_EPOCH, make_data, make_setup
 from training.comparison import estimate as module
 from training.comparison.cache import ExperimentCache
-from training.comparison.estimate import estimate, seconds_of_run
+from training.comparison.estimate import estimate, estimate_of_seeds, pieces_of, seconds_of_run
 from training.comparison.experiments import Experiments
-from training.comparison.methods import own_method
-from training.comparison.plan import plan_of_run
-from training.scoring.subject import ScoringContext
+from training.comparison.methods import Method, own_method
+from training.comparison.plan import plan_of_comparison, plan_of_run
 
 
 def experiments_of(folder, compare="posthoc", **options):
@@ -22,9 +22,8 @@ def experiments_of(folder, compare="posthoc", **options):
 
 
 def seconds(experiments):
-    subject = ScoringContext(experiments.pruner, experiments.data, experiments.trainer())
     plan = list(plan_of_run(own_method(experiments.setup.model), None, experiments.setup.end))
-    return seconds_of_run(subject, experiments, plan)
+    return seconds_of_run(pieces_of(experiments), experiments, plan)
 
 
 def test_training_takes_as_long_as_its_steps_and_a_comparison_as_its_rows(monkeypatch, tmp_path):
@@ -41,6 +40,25 @@ def test_training_takes_as_long_as_its_steps_and_a_comparison_as_its_rows(monkey
     alone = seconds(experiments_of(tmp_path / "alone", "none", finetune=1.0, refit=False))
     assert alone[0] == short[0]
     assert alone[1] < short[1]
+
+
+def test_a_comparison_takes_as_long_as_what_its_methods_do(monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "_forward", lambda subject, batch: 1.0)
+    monkeypatch.setattr(module, "duration", lambda seconds: f"{seconds:g}")
+    experiments, budget = experiments_of(tmp_path, finetune=2.0, prune=1.0, retrain=1.0), Budget(4, {})
+
+    def expected(*methods, seeds=1, stages=("post hoc",)):
+        plan = list(plan_of_comparison([Method.parse(name) for name in methods], [budget], stages))
+        said = estimate_of_seeds(experiments, plan, seeds)
+        assert said.endswith(", without searches; what is stored already takes no time") == ("learned+swap" in methods)
+        return float(said.split()[1])
+
+    alone, passes = expected("random"), module.ROW + 2  # of both splits, of a batch each
+    assert expected("random", seeds=3) == 3 * alone
+    assert expected("learned") == expected("learned+swap") == alone + 3 * STEPS_PER_EPOCH
+    assert expected("random", stages=("post hoc", "retrained")) == alone + 2 * (passes + 3 * STEPS_PER_EPOCH)  # also dense
+    assert expected("his") > alone
+    assert expected("his+refit") - expected("his") == expected("random+refit") - alone > 0
 
 
 def test_the_estimate_changes_neither_weights_nor_noise(tmp_path):

@@ -1,4 +1,4 @@
-"""Weights refitted to a mask, with the ridge that does best on the selection split."""
+"""Weights refitted to a mask, where that helps on the selection split."""
 
 import math
 from dataclasses import replace
@@ -10,8 +10,8 @@ from tests.training.runs import make_trainer
 from tests.training.scoring.subjects import make_subject
 from training.config import RefitSearch
 from training.pruner.module import evaluate
-from training.scoring import refits
-from training.scoring.refits import best_refit_, quality
+from training.scoring import passes, refits
+from training.scoring.refits import quality, refit_if_better_
 
 MASK = torch.tensor([1.0, 0, 0, 1, 0, 1, 0, 0])
 
@@ -34,85 +34,61 @@ def test_quality_is_what_evaluation_says():
     assert subject.module.gates.mode == "stochastic"
 
 
-def test_the_best_ridge_is_taken_and_its_weights_stay():
-    """As by refitting with that ridge alone; of equals the first."""
-    one = with_a_selection_split(make_subject())
+def test_the_weights_are_refitted_with_the_ridges_and_the_rows(monkeypatch):
+    """As by the library, with the same batches."""
+    one, seen = with_a_selection_split(make_subject()), []
     dense = parameters_of(one)
+    refit = passes.refit_
+    monkeypatch.setattr(passes, "refit_", lambda *given, **options: seen.append(refit(*given, **options)) or seen[-1])
     search = RefitSearch(ridges=[100.0, 0.01, 0.1], rows=8)
-    found = best_refit_(one, MASK, search, dense)
-    assert found.reached == max(found.tried)
-    assert found.ridge == search.ridges[found.tried.index(found.reached)]
-    assert len(found.tried) == 3
-    alone = with_a_selection_split(make_subject())
-    again = best_refit_(alone, MASK, RefitSearch(ridges=[found.ridge], rows=8), dense)
-    assert again.tried == [max(found.tried)]
-    assert quality(one, MASK) == max(found.tried)
+    found = refit_if_better_(one, MASK, search, dense)
+    assert {fitted.ridge for fitted in seen[0]} <= set(search.ridges)
+    assert found.reached == found.refitted == quality(one, MASK)
     changed = [name for name, tensor in parameters_of(one).items() if not torch.equal(tensor, dense[name])]
     assert changed
     assert all("output.dense" in name for name in changed)
-    assert all(torch.equal(tensor, parameters_of(alone)[name]) for name, tensor in parameters_of(one).items())
-
-
-RIDGES = [0.25, 1.0, 4.0]
 
 
 @pytest.fixture
 def scripted(monkeypatch):
-    """A subject with scripted qualities, whose refit adds the ridge to all weights."""
-    subject, fitted = with_a_selection_split(make_subject()), []
+    """A subject with scripted qualities, whose refit adds 1 to all weights."""
+    subject = with_a_selection_split(make_subject())
 
-    def add(found, mask, dense, *, ridge, rows, feed_forward):
-        fitted.append((mask, dense, ridge, rows, feed_forward))
+    def add(found, mask, dense, search):
         for parameter in found.backbone.parameters():
-            parameter.data.add_(ridge)
+            parameter.data.add_(1.0)
 
     def judged(*qualities):
         left = list(map(float, qualities))
         monkeypatch.setattr(refits, "quality", lambda *_: left.pop(0))
 
     monkeypatch.setattr(refits, "refit", add)
-    return subject, judged, fitted
-
-
-@pytest.mark.parametrize("lower_is_better", [False, True])
-@pytest.mark.parametrize("reached", [[3, 2, 1], [1, 3, 2], [2, 1, 2], [-2, -3, -1]])
-def test_the_weights_that_stay_are_those_of_the_best_ridge(scripted, reached, lower_is_better):
-    """The first of equals stays."""
-    subject, judged, fitted = scripted
-    subject.task.lower_is_better = lower_is_better
-    start = parameters_of(subject)
-    judged(10 if lower_is_better else -10, *reached)  # the mask alone is worse than any refit
-    search = RefitSearch(ridges=RIDGES, rows=8, feed_forward=not RefitSearch().feed_forward)
-    found = best_refit_(subject, MASK, search, start)
-    best = (min if lower_is_better else max)(reached)
-    assert (found.tried, found.reached, found.ridge) == (reached, best, RIDGES[reached.index(best)])
-    for name, parameter in parameters_of(subject).items():
-        torch.testing.assert_close(parameter, start[name] + found.ridge)
-    assert fitted == [(MASK, start, ridge, 8, search.feed_forward) for ridge in RIDGES]
+    return subject, judged
 
 
 @pytest.mark.parametrize(
-    ("qualities", "ridge", "reached"),
+    ("alone", "refitted", "is_applied"),
     [
-        ([0.5, math.nan, math.nan], None, 0.5),
-        ([0.5, math.nan, 0.7], 1.0, 0.7),
-        ([math.nan, 0.5, math.nan], 0.1, 0.5),
-        ([math.nan] * 3, None, math.nan),
-        ([0.5, 0.3, 0.4], None, 0.5),
-        ([0.5, 0.5, 0.4], 0.1, 0.5),  # an equal refit is applied
+        (0.5, 0.7, True),
+        (0.5, 0.5, True),  # an equal refit is applied
+        (0.5, 0.4, False),
+        (0.5, math.nan, False),
+        (math.nan, 0.5, True),
+        (math.nan, math.nan, False),
     ],
 )
 @pytest.mark.parametrize("sign", [1, -1])
-def test_a_refit_that_is_worse_than_none_or_no_number_is_not_applied(scripted, capsys, qualities, ridge, reached, sign):
-    subject, judged, _ = scripted
+def test_a_refit_that_is_worse_than_none_or_no_number_is_not_applied(scripted, capsys, alone, refitted, is_applied, sign):
+    subject, judged = scripted
     subject.task.lower_is_better = sign < 0
     dense = parameters_of(subject)
-    judged(*(sign * one for one in qualities))
-    found = best_refit_(subject, MASK, RefitSearch(ridges=[0.1, 1.0], rows=8), dense)
-    assert found.ridge == ridge
-    assert [found.unrefitted, *found.tried] == pytest.approx([sign * one for one in qualities], nan_ok=True)
-    assert found.reached == pytest.approx(sign * reached, nan_ok=True)
-    assert all(torch.equal(tensor, dense[name]) for name, tensor in parameters_of(subject).items()) == (ridge is None)
-    if qualities == [0.5, 0.3, 0.4]:
-        said = f"is {sign * 0.5:.4f} with the mask of 3 alone and {sign * 0.4:.4f} after the best refit"
+    judged(sign * alone, sign * refitted)
+    found = refit_if_better_(subject, MASK, RefitSearch(), dense)
+    assert found.is_applied == is_applied
+    expected = [sign * alone, sign * refitted, sign * (refitted if is_applied else alone)]
+    assert [found.unrefitted, found.refitted, found.reached] == pytest.approx(expected, nan_ok=True)
+    for name, parameter in parameters_of(subject).items():
+        torch.testing.assert_close(parameter, dense[name] + is_applied, rtol=0, atol=0)
+    if refitted == 0.4:
+        said = f"is {sign * 0.5:.4f} with the mask of 3 alone and {sign * 0.4:.4f} after the refit"
         assert said in " ".join(capsys.readouterr().out.split())
