@@ -11,7 +11,13 @@ DOCTEST = re.compile(r"(?:^|\n\n)(>>> .*?)(?=\n\n|\Z)", re.DOTALL)
 
 
 class Examples(griffe.Extension):
-    """Reads the docstrings of all that the API reference describes."""
+    """Read the docstrings of all that the API reference describes, which are the public names of ``gates``."""
+
+    def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
+        if pkg.path == "gates":  # its __all__ is computed from the names in its stub file
+            pkg.exports = [
+                name for name, member in pkg.members.items() if member.is_alias and member.target_path.startswith("gates.")
+            ]
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None:

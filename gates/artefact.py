@@ -178,7 +178,6 @@ def save_gates(directory: str | os.PathLike[str], gates: HeadGates, config: Gate
 
     Args:
         gates: The gates, whose ``log_alpha``, mask and mode are saved.
-        config: The configuration of the gates.
         card: The text of the model card. It does not replace a ``README.md`` that is not such a card.
     """
     directory = Path(directory)

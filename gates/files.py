@@ -32,11 +32,7 @@ IN_WORDS = (
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary name, and rename the file to ``path`` if the block succeeds. The target of a symbolic link is replaced.
-
-    Raises:
-        GateError: If ``path`` is not a file, such as a device.
-    """
+    """Yield a temporary name, and rename the file to ``path`` if the block succeeds. A symbolic link stays, not its target."""
     path = Path(os.path.realpath(path))
     refuse_other_than_file(path)
     remove_left_behind(path)

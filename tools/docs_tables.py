@@ -91,14 +91,7 @@ def update(page: Path) -> None:
 def table_of_tasks(base: Path, tasks: Sequence[str], stage: str, methods: Sequence[str]) -> str:
     """Return a Markdown table with a row per comparison: the dense model, and each method at each number of heads.
 
-    Args:
-        base: The directory that the folders are relative to.
-        tasks: The folder and the name of each comparison, as ``FOLDER=NAME``.
-        stage: The stage of all columns.
-        methods: The methods, in the order of the columns.
-
-    Raises:
-        GateError: if a folder has no finished comparison, or none of the methods at this stage.
+    Tasks are ``FOLDER=NAME`` with folders relative to ``base``. A folder without the methods at the stage is an error.
     """
     rows: dict[str, dict[tuple[int, str], str]] = {}
     for folder, _, name in (task.rpartition("=") for task in tasks):
@@ -120,11 +113,7 @@ def table_of_tasks(base: Path, tasks: Sequence[str], stage: str, methods: Sequen
 
 
 def rewrite(folder: Path) -> None:
-    """Write the summary and the verdict of a comparison again. The tests, which need predictions, stay as they are.
-
-    Raises:
-        GateError: if the comparison is not finished, or its rows are not all there.
-    """
+    """Write the summary and the verdict of a finished comparison again. The tests, which need predictions, stay."""
     try:
         metrics = read_json(folder / "metrics.json", dict)
         comparison, tests = read_table(folder / "comparison.csv"), read_table(folder / "statistics.csv", needed=TEST_COLUMNS)

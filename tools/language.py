@@ -1,8 +1,6 @@
 """Count the words and constructions that the project's style forbids, in docstrings, comments, messages, help and pages.
 
-    python -m tools.language [PATH ...] [--list]
-
-Each path gets one table with a row for each rule and a column for each folder below the path.
+Call it by ``python -m tools.language [PATH ...] [--list]``.
 """
 
 from __future__ import annotations
@@ -66,14 +64,9 @@ SECTION = re.compile(r"^\s*(Args|Arguments|Attributes|Raises|Returns|Yields):\s*
 
 @dataclass(frozen=True)
 class Text:
-    """A text that a person reads.
+    """A text that a person reads, and the line on which it begins.
 
-    Args:
-        path: The file.
-        line: The line on which the text begins.
-        body: The text.
-        verb_first: Whether the text has to begin with an imperative verb.
-        has_sections: Whether the text is a docstring, with sections such as ``Args:``.
+    With ``verb_first`` it has to begin with an imperative verb. With ``has_sections`` it is a docstring.
     """
 
     path: Path
@@ -251,37 +244,14 @@ def files_of(path: Path) -> list[Path]:
 
 
 def table(path: Path, found: Sequence[Match]) -> str:
-    """Return the counts of one path: a row for each rule, a column for each folder below the path."""
-
-    def folder(match: Match) -> str:
-        parts = match.path.relative_to(path).parts if path.is_dir() else ()
-        return parts[0] if len(parts) > 1 else "."
-
-    counts = Counter((match.rule, folder(match)) for match in found)
-    folders = sorted({name for _, name in counts})
-    rules = [*PRIVATE_WORDS, "private name", 'argument begins with "of"', "no verb first", f"over {MAX_WORDS} words"]
-    rows = [[str(path), *folders, "all"]]
-    for rule in rules:
-        if any(counts[rule, name] for name in folders):
-            each = [counts[rule, name] for name in folders]
-            rows.append([rule, *map(str, each), str(sum(each))])
-    rows.append(["all", *(str(sum(counts[rule, name] for rule in rules)) for name in folders), str(len(found))])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if not place else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    )
+    """Return the counts of one path: a line for each rule that is broken."""
+    counts = [*sorted(Counter(match.rule for match in found).items()), ("all", len(found))]
+    width = max(len(rule) for rule, _ in counts)
+    return "\n".join([str(path), *(f"{rule.ljust(width)}  {count}" for rule, count in counts)])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print one table for each path.
-
-    Args:
-        arguments: The command line without the program's name. Default: that of the process.
-    """
+    """Print one table for each path."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("paths", nargs="*", default=PATHS, metavar="PATH", help="files or folders (default: %(default)s)")
     parser.add_argument("--list", action="store_true", help="print each place before the table")

@@ -190,13 +190,17 @@ def measure_table(
             variants[_variant(kind, count)] = _forward(pruned, inputs, context)
     with evaluating(model):
         times = alternate("latency by heads", variants, model.device, effort)
-    of_kind = {kind: site_times(_measured(times, kind, counts[kind]), counts[kind], len(kinds[kind])) for kind in kinds}
+    of_kind = {}
+    for kind, members in kinds.items():
+        raw = _measured(times, kind, counts[kind])
+        fitted = site_times(raw, counts[kind], len(members))
+        of_kind[kind] = fitted, _between((np.asarray(raw) - raw[0]) / len(members), counts[kind])
     of_site = {site: of_kind[kind] for kind, members in kinds.items() for site in members}
-    rest = times.milliseconds(DENSE).median - sum(float(of_site[site][-1]) for site in of_site)
+    rest = times.milliseconds(DENSE).median - sum(fitted[-1] for fitted, _ in of_site.values())
     labels = site_labels(gates.sites)
     return LatencyTable(
         rest=max(0.0, round(rest, 6)),
-        sites=[SiteTimes(label, of_site[index]) for index, label in enumerate(labels)],
+        sites=[SiteTimes(label, *of_site[index]) for index, label in enumerate(labels)],
         unit=unit,
         inputs={name: list(tensor.shape) for name, tensor in inputs.items()},
         hardware=hardware(model.device),
@@ -245,7 +249,8 @@ def measure_achieved(
     Returns:
         ``target_ms``, ``predicted_ms``, ``achieved_ms`` and ``dense_ms``, medians; ``table_dense_ms``, that of the table;
         ``speedup`` over the dense model, the median of the ratios within a turn with its quartiles; ``expected_speedup``, that
-        of the table for the target; the ``inputs`` and the ``hardware``.
+        of the table for the target; ``faster_with_more``, the sites where more heads were faster; the ``inputs`` and the
+        ``hardware``.
     """
     gates = HeadGates(dense, limit.table.unit)  # type: ignore[arg-type]
     counts = [int(part.sum()) for part in gates.to_gates(mask).split(gates.sizes)]
@@ -261,6 +266,7 @@ def measure_achieved(
         "table_dense_ms": round(limit.table.dense, 4),
         "speedup": {name: round(value, 4) for name, value in asdict(times.ratio(DENSE, "pruned")).items()},
         "expected_speedup": round(limit.table.dense / limit.milliseconds, 4),
+        "faster_with_more": limit.table.faster_with_more(counts),
         "inputs": {name: list(tensor.shape) for name, tensor in inputs.items()},
         "hardware": hardware(dense.device),
     }
@@ -318,7 +324,12 @@ def site_times(milliseconds: Sequence[float], counts: Sequence[int], sites: int)
     weights[-1] = 1e9
     fitted = isotonic_regression(milliseconds, weights=weights).x
     of_site = (fitted - fitted[0]) / sites
-    return [float(one) for one in np.interp(range(counts[-1] + 1), counts, of_site).round(6)]
+    return _between(of_site, counts)
+
+
+def _between(times: np.ndarray, counts: Sequence[int]) -> list[float]:
+    """Return the times with 0, 1, ... open gates, on straight lines between those of the counts."""
+    return [float(one) for one in np.interp(range(counts[-1] + 1), counts, times).round(6)]
 
 
 def inputs_shaped(inputs: Inputs, shapes: Mapping[str, Any] | None) -> dict[str, Tensor]:

@@ -60,10 +60,18 @@ class ExampleAxis:
 
     def spread(self, values: Tensor, dimensions: int) -> Tensor:
         """Expand values ``[examples, gates]`` to values of the rows, ``[..., gates]``, with size 1 on all other axes."""
-        folded = values
-        if self.fold > 1:
-            folded = values.repeat(self.fold, 1) if self.interleaved else values.repeat_interleave(self.fold, dim=0)
-        return folded.view(*(len(folded) if axis == self.axis else 1 for axis in range(dimensions - 1)), -1)
+        folded = self.folded(values)
+        return folded.view(*self.sizes(len(folded), dimensions), -1)
+
+    def folded(self, values: Tensor) -> Tensor:
+        """Repeat values ``[examples, gates]`` for the rows of each example, ``[examples * fold, gates]``."""
+        if self.fold == 1:
+            return values
+        return values.repeat(self.fold, 1) if self.interleaved else values.repeat_interleave(self.fold, dim=0)
+
+    def sizes(self, rows: int, dimensions: int) -> list[int]:
+        """Return the sizes of all axes but the last of a tensor with this number of rows, and size 1 on all other axes."""
+        return [rows if axis == self.axis else 1 for axis in range(dimensions - 1)]
 
     def collect(self, rows: Tensor, examples: int) -> Tensor:
         """Sum the rows ``[..., gates]`` of each example to ``[examples, gates]``."""

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from gates.attention.modes import evaluating, is_sharded, kept_generators
-from gates.attention.own_method import Use, call_output
+from gates.attention.own_method import call_output
 from gates.attention.sites import find_attention, weight_by_output
 from gates.errors import GateError, first_line
 
@@ -97,7 +96,7 @@ def _configs(config: Any, words: Sequence[str]) -> list[Any]:
 def _with_text(request: Request, media: Inputs) -> Inputs | None:
     """Add text with the placeholder tokens of pictures or sound; return None if the model rejects the media."""
     ids = _ids(request, TEXT, _length(request))
-    if _is_encoder_decoder(request) and (end := _end_token(request)) is not None:
+    if getattr(request.model.config, "is_encoder_decoder", False) and (end := _end_token(request)) is not None:
         ids[:, -1] = end  # where classifiers look for it (BART)
     mask = torch.ones_like(ids)
     if request.padded:
@@ -216,10 +215,6 @@ def _embeddings(model: PreTrainedModel) -> int | None:
     with suppress(Exception):  # not every model has token embeddings
         return int(model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
     return None
-
-
-def _is_encoder_decoder(request: Request) -> bool:
-    return bool(getattr(request.model.config, "is_encoder_decoder", False))
 
 
 def _end_token(request: Request) -> int | None:
@@ -396,17 +391,15 @@ def _left_out(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[str]
     except GateError:  # no heads are left, or none is known
         sites = []
     missing = {site.name for site in sites}
-    hooks: list[RemovableHandle | Use] = [handle for site in sites for handle in call_output(site.module)]
-    hooks += [
-        site.output.register_forward_pre_hook(lambda _module, _inputs, name=site.name: missing.discard(name)) for site in sites
-    ]
-    try:
+    with ExitStack() as stack:
+        for site in sites:
+            for handle in call_output(site.module):
+                stack.callback(handle.remove)
+            reached = site.output.register_forward_pre_hook(lambda _module, _inputs, name=site.name: missing.discard(name))
+            stack.callback(reached.remove)
         output = model(**inputs)[0]
         while isinstance(output, (tuple, list)) and output:  # feature maps
             output = output[0]
-    finally:
-        for hook in hooks:
-            hook.remove()
     if not isinstance(output, Tensor):
         raise TypeError(f"its first output is a {type(output).__name__}, no tensor")
     return sorted(missing)

@@ -16,39 +16,28 @@ queries, key and value. ``quarters``: four equal parts, each with query, value a
 
 @dataclass(frozen=True)
 class Layout:
-    """Describe where a family keeps its projections, as paths below the attention module.
+    """Describe where a family keeps its projections, as paths below the attention module."""
 
-    Args:
-        query, key, value: One path each, or the same path for weights fused in one projection.
-        output: The path of the output projection.
-        core: The path of the submodule that computes attention. Empty for the attention module itself.
-        fusion: The order of the parts in a fused projection.
-        with_query, with_key: The paths of further projections with the rows of query or key, where the module has them.
-        arguments: The inputs of the core with an axis of heads (position biases), which a pruned site has to select.
-        adds: The residual connection inside the module: ``residual`` (an argument), or the path of the norm over the sum with
-            its input. Empty if the caller adds the residual.
-        gate_only: The reason why heads of such attention can only be gated. Empty if they can be removed.
-        narrowed_by: The attribute of the core with the factor by which its heads are narrower than its head size.
-        packed: The prefix of parameters that hold query, key and value one after another, where no projections do.
-        classes: The names of the classes that the row describes. Empty for any class.
-        second: A second stream of heads in the same module, with its own projections and gates.
-    """
-
+    # One path each, or the same path for weights fused in one projection.
     query: str
     key: str
     value: str
-    output: str
-    core: str = ""
-    fusion: Fusion = "blocks"
+    output: str  # The path of the output projection
+    core: str = ""  # The path of the submodule that computes attention. Empty for the attention module itself.
+    fusion: Fusion = "blocks"  # The order of the parts in a fused projection
+    # The paths of further projections with the rows of query or key, where the module has them.
     with_query: tuple[str, ...] = ()
     with_key: tuple[str, ...] = ()
+    # The inputs of the core with an axis of heads (position biases), which a pruned site has to select.
     arguments: tuple[str, ...] = ()
+    # The residual connection inside the module: ``residual`` (an argument), or the path of the norm over the sum with its
+    # input. Empty if the caller adds the residual.
     adds: str = ""
-    gate_only: str = ""
-    narrowed_by: str = ""
-    packed: str = ""
-    classes: tuple[str, ...] = ()
-    second: Layout | None = None
+    gate_only: str = ""  # The reason why heads of such attention can only be gated. Empty if they can be removed.
+    narrowed_by: str = ""  # The attribute of the core with the factor by which its heads are narrower than its head size
+    packed: str = ""  # The prefix of parameters that hold query, key and value one after another, where no projections do
+    classes: tuple[str, ...] = ()  # The names of the classes that the row describes. Empty for any class.
+    second: Layout | None = None  # A second stream of heads in the same module, with its own projections and gates
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -222,9 +222,6 @@ class OutputHooks:
                 positional arguments and the output.
             change: A function from the index of a site and its concatenated heads ``[..., heads * head_dim]`` to their
                 replacement.
-
-        Raises:
-            GateError: If the model has hooks of gates already, or sites share one output projection.
         """
         if self.is_attached:
             raise GateError("these gates are attached already; detach() them before attaching again")

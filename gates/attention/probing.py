@@ -31,15 +31,11 @@ def probe_attention(model: PreTrainedModel, inputs: Mapping[str, Any], *, only: 
     """Return the attention sites of a model; find those of unknown structure by running it.
 
     Args:
-        model: A model of any class.
         inputs: The keyword arguments of a forward pass that reaches all its attention.
         only: The path of a submodule to search. Empty for the whole model.
 
     Returns:
         Sites in module order, for :class:`gates.gating.head_gates.HeadGates`.
-
-    Raises:
-        GateError: If the heads of some attention cannot be found.
     """
     found = {site.name: site for site in matched_sites(model, only=only)}
     unknown = unknown_attention(model, found.values(), only=only)

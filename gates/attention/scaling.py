@@ -13,26 +13,37 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import Function
 from torch.nn.functional import linear
 from torch.nn.modules import module as hooks_of_all_modules
 
 
-def spread_to_columns(values: Tensor, sizes: Sequence[int], columns: Sequence[int]) -> Sequence[Tensor]:
-    """Return values per gate ``[..., gates]`` as values of the columns of each site's heads, ``[..., heads * head_dim]``.
+def spread_to_columns(
+    values: Tensor,
+    sizes: Sequence[int],
+    columns: Sequence[int],
+    *,
+    rows: Sequence[int] | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Return values per gate ``[..., gates]`` as values of the columns of all sites' heads, ``[..., columns of all sites]``.
 
     Args:
         sizes: The number of gates of each site.
         columns: The number of columns of the heads of each site.
+        rows: The sizes of the axes before the last in the result; None for those of the values.
+        dtype: The dtype of the result; None for that of the values.
     """
+    rows = values.shape[:-1] if rows is None else rows
+
+    def repeated(part: Tensor, width: int) -> Tensor:
+        return part.reshape(*rows, -1, 1).expand(*rows, -1, width).to(dtype or values.dtype).flatten(-2)
+
     widths = [count // size for count, size in zip(columns, sizes, strict=True)]
     if len(set(widths)) == 1:  # one operation for all sites
-        return _repeated(values, widths[0]).split(list(columns), dim=-1)
-    return [_repeated(part, width) for part, width in zip(values.split(list(sizes), dim=-1), widths, strict=True)]
-
-
-def _repeated(values: Tensor, width: int) -> Tensor:
-    return values.unsqueeze(-1).expand(*values.shape, width).flatten(-2)
+        return repeated(values, widths[0])
+    return torch.cat([repeated(*one) for one in zip(values.split(list(sizes), dim=-1), widths, strict=True)], dim=-1)
 
 
 def scale_heads(heads: Tensor, values: Tensor) -> Tensor:
@@ -154,17 +165,16 @@ class _ByWeight(Function):
             return None, None, None, None
         rows, columns, weight, scaled = ctx.saved_tensors
         needs_rows, needs_columns, needs_weight, needs_bias = ctx.needs_input_grad
-        of_rows = of_columns = of_weight = of_bias = None
-        if needs_rows:
-            if scaled is None or torch.is_grad_enabled():  # a second derivative needs its graph
-                scaled = (weight * columns).to(rows.dtype)
-            of_rows = grad @ scaled
-        if needs_columns or needs_weight:
-            of_scaled = grad.t() @ rows
-            of_weight = of_scaled * columns if needs_weight else None
-            of_columns = (of_scaled * weight).sum(0) if needs_columns else None
-        if needs_bias:
-            of_bias = grad.sum(0, dtype=ctx.bias_dtype)
+        of_scaled = grad.t() @ rows if needs_columns or needs_weight else None
+        recomputes = needs_rows and (scaled is None or torch.is_grad_enabled())  # a second derivative needs its graph
+        again, of_weight, of_product = _products(
+            (weight, columns) if recomputes else None,
+            (of_scaled, columns) if needs_weight else None,
+            (of_scaled, weight) if needs_columns else None,
+        )
+        of_rows = grad @ (scaled if again is None else again.to(rows.dtype)) if needs_rows else None
+        of_columns = None if of_product is None else of_product.sum(0)
+        of_bias = grad.sum(0, dtype=ctx.bias_dtype) if needs_bias else None
         return of_rows, of_columns, of_weight, of_bias
 
 
@@ -185,14 +195,23 @@ class _ByProduct(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         heads, columns, weight = ctx.saved_tensors
         needs_heads, needs_columns, needs_weight, needs_bias = ctx.needs_input_grad
-        of_heads = of_columns = of_weight = of_bias = None
-        if needs_heads or needs_columns:
-            of_product = grad @ weight
-            of_heads = of_product * columns if needs_heads else None
-            of_columns = (of_product * heads).sum_to_size(columns.shape) if needs_columns else None
         rows = grad.flatten(0, -2)
-        if needs_weight:
-            of_weight = rows.t() @ (heads * columns).flatten(0, -2)
-        if needs_bias:
-            of_bias = rows.sum(0)
-        return of_heads, of_columns, of_weight, of_bias
+        of_product = (rows @ weight).reshape(heads.shape) if needs_heads or needs_columns else None
+        of_heads, of_columns, product = _products(
+            (of_product, columns) if needs_heads else None,
+            (of_product, heads) if needs_columns else None,
+            (heads, columns) if needs_weight else None,
+        )
+        if of_columns is not None:
+            of_columns = of_columns.sum_to_size(columns.shape)
+        of_weight = None if product is None else rows.t() @ product.flatten(0, -2)
+        return of_heads, of_columns, of_weight, rows.sum(0) if needs_bias else None
+
+
+def _products(*pairs: tuple[Any, Tensor] | None) -> list[Tensor | None]:
+    """Multiply pairs of tensors, in one operation where ``torch.func`` does not transform them; None stays None."""
+    given = [pair for pair in pairs if pair is not None]
+    if not given or any(is_functorch_wrapped_tensor(tensor) for pair in given for tensor in pair):
+        return [None if pair is None else pair[0] * pair[1] for pair in pairs]
+    found = iter(torch._foreach_mul([one for one, _ in given], [other for _, other in given]))
+    return [None if pair is None else next(found) for pair in pairs]

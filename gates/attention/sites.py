@@ -59,17 +59,10 @@ BIDIRECTIONAL_CLASSES = (
 """Attention that appears causal by its place or its model's masks, but in which a token changes earlier ones."""
 
 
-def is_cross(name: str) -> bool:
-    """Return whether the names in this path are those of cross-attention."""
-    return any(CROSS_NAMES.fullmatch(part) for part in name.split("."))
-
-
 def is_causal(name: str, core: nn.Module, owner: PreTrainedModel | None) -> bool:
     """Return whether tokens of a self-attention module do not see later ones.
 
     Args:
-        name: The path of the attention module in the model.
-        core: The module that computes attention.
         owner: The innermost model around it, which makes its masks.
     """
     flags = [getattr(core, attribute) for attribute in ("is_causal", "is_decoder") if hasattr(core, attribute)]
@@ -424,7 +417,8 @@ def layer_of(name: str) -> int:
 def kind_of(model: nn.Module, name: str, core: nn.Module) -> Kind:
     """Return the kind of an attention module, judged by its name, its attributes and the model around it."""
     around = _ancestors(model, name)
-    if is_cross(name) or any(type(part).__name__.endswith("PoolingHead") for part in (*around, core)):
+    is_named_cross = any(CROSS_NAMES.fullmatch(part) for part in name.split("."))
+    if is_named_cross or any(type(part).__name__.endswith("PoolingHead") for part in (*around, core)):
         return "cross"
     owner = next((part for part in reversed(around) if isinstance(part, PreTrainedModel)), None)
     return "decoder" if is_causal(name, core, owner) else "encoder"

@@ -30,9 +30,6 @@ def key_of(valid: Valid, site: AttentionSite) -> str | None:
 def valid_by_site(valid: Valid, sites: Sequence[AttentionSite]) -> list[Tensor | None]:
     """Return the mask of each site, ``[batch, query]``; None where all queries count.
 
-    Args:
-        sites: The attention modules of a model.
-
     Raises:
         GateError: If a mask with padding is given for a kind whose sites are in several stacks of layers. The mask of a text
             does not apply to a picture of the same length.

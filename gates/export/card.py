@@ -29,46 +29,6 @@ MetricTypes = Mapping[str, Mapping[str, Any]]
 """For each metric, its ``type`` for ``evaluate.load`` of Hugging Face's ``evaluate``, and the ``args`` of its ``compute``."""
 
 
-def evaluation_block(
-    results: Mapping[str, float | int | str],
-    types: MetricTypes,
-    *,
-    task: str,
-    dataset: str,
-    subset: str = "",
-    split: str = "test",
-    more_splits: Sequence[str] = (),
-) -> list[EvalResult]:
-    """Return the Hub's evaluation block; it is empty without a dataset.
-
-    Args:
-        results: The results by name. Texts and numbers that are not finite are dropped.
-        types: The types of metrics. Other metrics keep their names and have no arguments.
-        task: The Hub's name of the task, such as ``text-classification``.
-        dataset, subset, split, more_splits: The data of the results; see :class:`ModelCard`.
-    """
-
-    def split_and_metric(result: str) -> tuple[str, str]:
-        own = next((more for more in more_splits if result.startswith(f"{more}_")), None)
-        return (split, result) if own is None else (own, result.removeprefix(f"{own}_"))
-
-    numbers = {name: value for name, value in results.items() if isinstance(value, (int, float)) and math.isfinite(value)}
-    return [
-        EvalResult(
-            task_type=task,
-            dataset_type=dataset,
-            dataset_name=" ".join(filter(None, [dataset, subset])),
-            dataset_config=subset or None,
-            dataset_split=own_split,
-            metric_name=name,
-            metric_type=types.get(name, {}).get("type", name),
-            metric_args=types.get(name, {}).get("args"),
-            metric_value=value,
-        )
-        for (own_split, name), value in ((split_and_metric(result), value) for result, value in numbers.items() if dataset)
-    ]
-
-
 PIPELINE_TAGS = {
     "AutoModelForSequenceClassification": "text-classification",
     "AutoModelForTokenClassification": "token-classification",
@@ -327,9 +287,8 @@ class ModelCard:
         dense_metrics: The results of the dense model by name.
         metric_types: The metrics of Hugging Face's ``evaluate`` by name, such as ``{"f1": {"type": "f1", "args": {"average":
             "macro"}}}``. Other metrics keep their names in the Hub's evaluation block.
-        dataset: The hub name or a description of the evaluation data. The Hub's evaluation block needs it.
-        subset: The configuration of the dataset.
-        split: The split of the dataset.
+        dataset: The hub name or a description of the evaluation data, required for the Hub's evaluation block.
+        subset, split: The configuration and the split of the dataset.
         more_splits: The names of further splits, which precede the names of their metrics, as in ``mismatched_accuracy``.
         versions: The package versions by name.
         cost: The measured parameters, FLOPs and latency; None if not measured.
@@ -350,6 +309,31 @@ class ModelCard:
     more_splits: Sequence[str] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     cost: Cost | None = None
+
+
+def evaluation_block(card: ModelCard, task: str) -> list[EvalResult]:
+    """Return the Hub's evaluation block of finite results for a task such as ``text-classification``; [] without a dataset."""
+    block = []
+    for result, value in card.metrics.items() if card.dataset else ():
+        if not isinstance(value, (int, float)) or not math.isfinite(value):
+            continue
+        split = next((more for more in card.more_splits if result.startswith(f"{more}_")), None)
+        name = result if split is None else result.removeprefix(f"{split}_")
+        metric = card.metric_types.get(name, {})
+        block.append(
+            EvalResult(
+                task_type=task,
+                dataset_type=card.dataset,
+                dataset_name=" ".join(filter(None, [card.dataset, card.subset])),
+                dataset_config=card.subset or None,
+                dataset_split=split or card.split,
+                metric_name=name,
+                metric_type=metric.get("type", name),
+                metric_args=metric.get("args"),
+                metric_value=value,
+            )
+        )
+    return block
 
 
 def card_text(
@@ -377,11 +361,9 @@ def card_text(
         usage = onnx_usage(dense, auto, files, has_tokenizer=has_tokenizer)
     else:
         usage = torch_usage(dense, auto, remote_code=form == "pruned", has_tokenizer=has_tokenizer)
-    header = _header(
-        card, form=form, auto=auto, base_model=hub_name, license=known_license(source) or known_license(base_model), title=title
-    )
+    license = known_license(source) or known_license(base_model)
     lines = [
-        *header,
+        *_header(card, form, PIPELINE_TAGS.get(auto), base_model=hub_name, license=license, model_name=title),
         f"# {title}\n\n{LOADS[form]}\n",
         f"- Base model: `{shown}`",
         f"- Mask found by: {' '.join(card.method.split()) or 'not stated'} (the kept heads are in `mask.json`)",
@@ -490,32 +472,18 @@ def known_license(base_model: str) -> str | None:
     return license if isinstance(license, str) else None
 
 
-def _header(
-    card: ModelCard, *, form: CardForm, auto: str, base_model: str | None, license: str | None, title: str
-) -> list[str]:
-    """Return the YAML header for the Hub."""
-    pipeline_tag = PIPELINE_TAGS.get(auto)
-    results = evaluation_block(
-        card.metrics,
-        card.metric_types,
-        task=pipeline_tag or "other",
-        dataset=card.dataset,
-        subset=card.subset,
-        split=card.split,
-        more_splits=card.more_splits,
-    )
+def _header(card: ModelCard, form: CardForm, pipeline_tag: str | None, **known: str | None) -> list[str]:
     return _front_matter(
         tags=["attention-head-pruning"],
         library_name="onnx" if form == "onnx" else "transformers",
         pipeline_tag=pipeline_tag,
-        base_model=base_model,
-        license=license,
-        model_name=title,
-        eval_results=results or None,
+        eval_results=evaluation_block(card, pipeline_tag or "other") or None,
+        **known,
     )
 
 
 def _front_matter(**known: object) -> list[str]:
+    """Return the YAML header for the Hub."""
     return ["---", ModelCardData(**known).to_yaml(), "---", ""]  # type: ignore[arg-type]
 
 

@@ -31,6 +31,7 @@ from gates.export.cost import count_parameters, measure_cost
 from gates.export.safe_load import check_pruned_config, holds_only_an_export, verify_checksums, write_checksums
 from gates.export.stock import stock_model
 from gates.files import written_whole
+from gates.gating.latency import LatencyTable
 from gates.surgery.masks import save_mask
 from gates.surgery.modeling_file import auto_classes, saves_pruned_shape_
 from gates.surgery.remove import check_removable, remove_heads_, zero_heads_
@@ -95,7 +96,7 @@ def save_pruned(
     *,
     values: Tensor | None = None,
     form: Form = "pruned",
-    pad_heads: bool = False,
+    pad_heads: bool | LatencyTable = False,
     tokenizer: SavesPretrained | None = None,
     card: ModelCard | None = None,
     check_batch: Mapping[str, Tensor] | None = None,
@@ -113,8 +114,8 @@ def save_pruned(
         mask: The mask of 0 and 1, ``[heads]``. None for a pruned model, which keeps all its heads.
         values: The gate values to fold into the output projection, ``[heads]``.
         form: The form of the weights: ``pruned``, ``stock`` or ``masked``.
-        pad_heads: Whether to add heads of zeros until all layers of a stack are equally large, for the form ``stock``. See
-            :func:`gates.export.stock.pad_heads`.
+        pad_heads: Whether to add heads of zeros until all layers of a stack are equally large, for the form ``stock``. A table
+            of measured times chooses the fastest numbers. See :func:`gates.export.stock.pad_heads`.
         tokenizer: The tokenizer or processor to save with the model; None for none.
         card: The facts for the README.
         check_batch: The model inputs for the comparison. Default: random inputs.
@@ -180,7 +181,7 @@ def save_pruned(
     return directory
 
 
-def _check_form(model: PreTrainedModel, form: Form, *, pad_heads: bool) -> None:
+def _check_form(model: PreTrainedModel, form: Form, *, pad_heads: bool | LatencyTable) -> None:
     if form not in get_args(Form):
         raise GateError(f"form is {form!r}; expected one of {', '.join(get_args(Form))}")
     if pad_heads and form != "stock":
@@ -205,7 +206,7 @@ def copy_in_form(
     example: Mapping[str, Tensor],
     *,
     values: Tensor | None = None,
-    pad_heads: bool = False,
+    pad_heads: bool | LatencyTable = False,
 ) -> tuple[PreTrainedModel, Tensor]:
     """Return a copy of a model in one form, and the mask of its heads ``[heads]``, including heads of zeros.
 
@@ -216,7 +217,8 @@ def copy_in_form(
     if form == "masked":
         return zero_heads_(cut, mask, values=values), kept
     if pad_heads:
-        kept, values = padding.pad_heads(model, mask), mask if values is None else mask * values
+        table = pad_heads if isinstance(pad_heads, LatencyTable) else None
+        kept, values = padding.pad_heads(model, mask, table), mask if values is None else mask * values
     remove_heads_(cut, kept, values=values, example=example)
     if form == "stock":
         cut = stock_model(cut, model, kept, example, tolerance=tolerance_of(model.dtype))

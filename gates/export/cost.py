@@ -33,7 +33,6 @@ def cache_bytes(sites: Sequence[AttentionSite], mask: Tensor | None = None) -> i
     vector for all heads. An exported layer without heads keeps one number as key and as value, which does not count.
 
     Args:
-        sites: The attention modules.
         mask: The mask of the heads that would stay, ``[heads]``; None for all. Key/value heads are removed and repeated as by
             :func:`gates.surgery.remove.remove_heads_`.
     """
@@ -75,46 +74,34 @@ def _kept_bytes(cut: Cut) -> int:
 
 @dataclass(frozen=True)
 class Latency:
-    """Hold the time of one forward pass at one batch size.
+    """Hold the time of one forward pass at one batch size."""
 
-    Args:
-        batch_size: The number of examples.
-        dense_ms, pruned_ms: The median times in milliseconds.
-        ratio: The speed-up of the pruned model: the median over pairs of consecutive passes. Other work on the machine changes
-            it less than the ratio of the two medians.
-    """
-
-    batch_size: int
+    batch_size: int  # The number of examples
+    # The median times in milliseconds.
     dense_ms: float
     pruned_ms: float
+    # The speed-up of the pruned model: the median over pairs of consecutive passes. Other work on the machine changes it less
+    # than the ratio of the two medians.
     ratio: float
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Hold the cost of a dense and a pruned model.
+    """Hold the cost of a dense and a pruned model."""
 
-    Args:
-        dense_parameters, pruned_parameters: The numbers of parameters; shared ones count once.
-        dense_flops, pruned_flops: The operations of one forward pass of one example; a multiply-add counts as two.
-        shapes: The shapes of the inputs of this example.
-        latency: The latency by batch size. Empty if it was not measured.
-        dense_cache, pruned_cache: The bytes of keys and values per token in generation; 0 for models that do not generate. See
-            :func:`cache_bytes`.
-        hardware: The processor or accelerator of the latency measurement.
-        versions: The package versions of the latency measurement.
-    """
-
+    # The numbers of parameters; shared ones count once.
     dense_parameters: int
     pruned_parameters: int
+    # The operations of one forward pass of one example; a multiply-add counts as two.
     dense_flops: int
     pruned_flops: int
-    shapes: Mapping[str, tuple[int, ...]]
-    latency: tuple[Latency, ...] = ()
+    shapes: Mapping[str, tuple[int, ...]]  # The shapes of the inputs of this example
+    latency: tuple[Latency, ...] = ()  # The latency by batch size. Empty if it was not measured.
+    # The bytes of keys and values per token in generation; 0 for models that do not generate. See :func:`cache_bytes`.
     dense_cache: int = 0
     pruned_cache: int = 0
-    hardware: str = ""
-    versions: Mapping[str, str] = field(default_factory=dict)
+    hardware: str = ""  # The processor or accelerator of the latency measurement
+    versions: Mapping[str, str] = field(default_factory=dict)  # The package versions of the latency measurement
 
     @property
     def parameter_ratio(self) -> float:
@@ -203,7 +190,6 @@ def measure_latency(
     Args:
         dense, pruned: The models, on the same device.
         inputs: The inputs, whose rows are repeated to fill a batch.
-        batch_sizes: The batch sizes, at least 1 each.
         repeats: The number of timed passes of each model.
         warm_up: The number of passes of each model before these.
         seconds: The time limit per batch size. At least 4 passes are timed.

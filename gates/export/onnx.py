@@ -18,7 +18,6 @@ import logging
 import os
 import shutil
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,10 +54,6 @@ def exported(
     Args:
         model: The model, for its weights and its name.
         wrapped: The module to export. Its forward has only a ``*`` argument.
-        example: The inputs of ``wrapped``.
-        axes: The dynamic axes of each input.
-        names: The names of the inputs.
-        outputs: The names of the outputs.
         path: The name of the ``.onnx`` file, which must not exist.
     """
     for package in ("onnx", "onnxscript", "onnxruntime"):
@@ -231,31 +226,9 @@ def export_onnx_step(model: PreTrainedModel, path: str | os.PathLike[str], examp
     return Path(path)
 
 
-class _AnyStep(nn.Module, ABC):
+class _Step(nn.Module):
     """Compute logits and the extended cache from the inputs ``names`` of new tokens and a cache."""
 
-    names: tuple[str, ...]
-    axes: tuple[Axes, ...]
-
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        new, past = tensors[: len(self.names)], tensors[len(self.names) :]
-        cache = DynamicCache(list(zip(past[::2], past[1::2], strict=True)))
-        return (self.logits(new, cache), *_tensors(cache))
-
-    @abstractmethod
-    def logits(self, new: Sequence[Tensor], cache: DynamicCache) -> Tensor:
-        """Return the logits of new tokens, and add the keys and values of their self-attention to the cache."""
-
-    @abstractmethod
-    def inputs(self, inputs: Mapping[str, Tensor], *, start: int, stop: int) -> tuple[Tensor, ...]:
-        """Return the inputs other than the cache for tokens ``start`` to ``stop`` of the decoder."""
-
-    @abstractmethod
-    def whole(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return the logits of all tokens from one pass without a cache."""
-
-
-class _Step(_AnyStep):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
@@ -264,24 +237,31 @@ class _Step(_AnyStep):
         self.names = ("input_ids", "attention_mask", "position_ids")[: 2 + has_positions]
         self.axes = axes[: 2 + has_positions]
 
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        new, past = tensors[: len(self.names)], tensors[len(self.names) :]
+        cache = DynamicCache(list(zip(past[::2], past[1::2], strict=True)))
+        return (self.logits(new, cache), *_tensors(cache))
+
     def logits(self, new: Sequence[Tensor], cache: DynamicCache) -> Tensor:
+        """Return the logits of new tokens, and add the keys and values of their self-attention to the cache."""
         return self.model(**dict(zip(self.names, new, strict=True)), past_key_values=cache, use_cache=True).logits
 
     def inputs(self, inputs: Mapping[str, Tensor], *, start: int, stop: int) -> tuple[Tensor, ...]:
+        """Return the inputs other than the cache for tokens ``start`` to ``stop`` of the decoder."""
         ids = inputs["input_ids"][:, start:stop]
         positions = torch.arange(start, stop).expand(len(ids), -1)
         return (ids, torch.ones(len(ids), stop, dtype=torch.long), positions)[: len(self.names)]
 
     def whole(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return the logits of all tokens from one pass without a cache."""
         return self.model(input_ids=inputs["input_ids"], use_cache=False).logits
 
 
-class _CrossStep(_AnyStep):
+class _CrossStep(_Step):
     """Step through the decoder of an encoder-decoder."""
 
     def __init__(self, model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> None:
-        super().__init__()
-        self.model = model
+        super().__init__(model)
         has_mask = "attention_mask" in inputs
         axes: tuple[Axes, ...] = ({0: "batch", 1: "sequence"}, {0: "batch", 1: "source"}, {0: "batch", 1: "source"})
         self.names = ("input_ids", "encoder_hidden_states", "encoder_attention_mask")[: 2 + has_mask]
@@ -314,7 +294,7 @@ def _tensors(cache: DynamicCache) -> list[Tensor]:
 
 
 @torch.no_grad()
-def _example_cache(step: _Step | _CrossStep, inputs: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+def _example_cache(step: _Step, inputs: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
     """Return keys and values ``[batch, kv_heads, 6, head_dim]`` of every self-attention after a step over six tokens."""
     cache = DynamicCache()
     reason = "it stays empty"

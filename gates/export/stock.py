@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from gates.attention.sites import AttentionSite, find_attention, site_labels
 from gates.errors import GateError
 from gates.gating.budget import check_mask
+from gates.gating.latency import LatencyTable
 from gates.surgery.slices import cut_site
 from gates.surgery.verify import relative_difference
 
@@ -45,14 +46,13 @@ def stock_model(
 
     Args:
         cut: The model after :func:`gates.surgery.remove.remove_heads_`.
-        dense: The dense model.
         mask: The mask of 0 and 1, ``[heads]``, by which ``cut`` was cut.
         inputs: The inputs of a forward pass, to compare the result with ``cut``.
         tolerance: The largest difference, relative to the largest output.
 
     Raises:
-        GateError: If the class cannot hold the weights or has other outputs. Reasons are layers with different numbers of
-            heads or none, a head size derived from the hidden size (BERT, GPT-2, BART), and a shared position bias (T5).
+        GateError: If the class cannot hold the weights or has other outputs. Reasons are layers of different sizes or without
+            heads, a head size from the hidden size (BERT, GPT-2, BART), and a shared position bias (T5).
     """
     if not bool(mask.all()):
         check_head_size(dense)
@@ -100,17 +100,11 @@ def check_head_size(dense: PreTrainedModel) -> None:
 
 @dataclass(frozen=True)
 class StockConfig:
-    """Hold a stock config for a pruned model.
+    """Hold a stock config for a pruned model."""
 
-    Args:
-        config: The dense model's config with the head counts of the pruned model.
-        settings: The changed fields, as text.
-        uneven: The first field that needs one number per layer, as text. Empty if there is none.
-    """
-
-    config: Any
-    settings: str
-    uneven: str
+    config: Any  # The dense model's config with the head counts of the pruned model
+    settings: str  # The changed fields, as text
+    uneven: str  # The first field that needs one number per layer, as text. Empty if there is none.
 
 
 def config_of(dense: PreTrainedModel, mask: Tensor) -> StockConfig:
@@ -221,7 +215,7 @@ Extent = tuple[int, int]
 """The number of groups of a site, and of query heads in each group."""
 
 
-def pad_heads(model: PreTrainedModel, mask: Tensor) -> Tensor:
+def pad_heads(model: PreTrainedModel, mask: Tensor, table: LatencyTable | None = None) -> Tensor:
     """Return a mask with the fewest additional heads that make all layers of a stack equally large and fit the config.
 
     The additional heads are removed ones. Folding the gates of ``mask`` into the output projection makes them heads of zeros,
@@ -229,16 +223,18 @@ def pad_heads(model: PreTrainedModel, mask: Tensor) -> Tensor:
     with most.
 
     Args:
-        model: The dense model.
         mask: The mask of 0 and 1, ``[heads]``.
+        table: The measured times of the model, to choose the fastest equal numbers; None for those with the fewest heads.
 
     Raises:
-        GateError: If no equal numbers fit the config, or the layers of the dense model differ in their numbers of heads.
+        GateError: For a table of another model, or layers of the dense model that differ in their numbers of heads. Also if no
+            equal numbers fit the config.
     """
     sites, names = find_attention(model), stacks(model)
     check_mask(mask, sum(site.heads for site in sites))
     refused: GateError | None = None
-    for extents in _candidates(sites, mask, names):
+    candidates = _candidates(sites, mask, names)
+    for extents in candidates if table is None else _fastest_first(candidates, sites, names, table):
         padded = _padded_mask(sites, mask, [extents[name] for name in names])
         try:
             config_of(model, padded)
@@ -261,6 +257,25 @@ def _padded_mask(sites: Sequence[AttentionSite], mask: Tensor, extents: Sequence
         padded[chosen.unsqueeze(1), in_order[chosen]] = 1.0
         parts.append(padded.flatten())
     return torch.cat(parts)
+
+
+def _fastest_first(
+    candidates: Iterable[Mapping[Hashable, Extent]],
+    sites: Sequence[AttentionSite],
+    names: Sequence[Hashable],
+    table: LatencyTable,
+) -> list[Mapping[Hashable, Extent]]:
+    """Sort extents by their measured time. Where it is within 1 % of the least one, those with the fewest heads stay first."""
+    sizes = [site.heads if table.unit == "head" else site.kv_heads for site in sites]
+    table.check_fits(dict(zip(site_labels(sites), sizes, strict=True)), table.unit)
+
+    def time_of(extents: Mapping[Hashable, Extent]) -> float:
+        pairs = zip(table.sites, (extents[name] for name in names), strict=True)
+        return sum(site.times[math.prod(extent) if table.unit == "head" else extent[0]] for site, extent in pairs)
+
+    times = [(time_of(extents), extents) for extents in candidates]
+    noise = min((time for time, _ in times), default=0.0) + 0.01 * sum(site.milliseconds[-1] for site in table.sites)
+    return [extents for _, extents in sorted(times, key=lambda pair: max(pair[0], noise))]
 
 
 def _candidates(sites: Sequence[AttentionSite], mask: Tensor, names: Sequence[Hashable]) -> Iterator[Mapping[Hashable, Extent]]:

@@ -41,7 +41,6 @@ class Budget:
 
         Args:
             value: The budget: ``18``, ``0.25``, ``{"encoder": 10, "cross": 0.5}`` or a limit in time.
-            heads: The number of heads of each kind in the model.
 
         Raises:
             GateError: For a value out of range, a kind that the model lacks, or a text. A text such as ``12ms`` needs a
@@ -70,19 +69,11 @@ class Budget:
         return cls(sum(per_kind.values()), per_kind)
 
     def pruned(self, heads: Mapping[str, int]) -> dict[str, int]:
-        """Return the number of heads to keep of each kind that loses some; empty for a budget that is not per kind.
-
-        Args:
-            heads: The number of heads of each kind in the model.
-        """
+        """Return the number of heads to keep of each kind that loses some; empty for a budget that is not per kind."""
         return {kind: kept for kind, kept in self.per_kind.items() if kept < heads[kind]}
 
     def option(self, heads: Mapping[str, int]) -> int | dict[str, int | float] | TimeLimit:
-        """Return the budget as :meth:`parse` reads it.
-
-        Args:
-            heads: The heads of each kind in the model.
-        """
+        """Return the budget as :meth:`parse` reads it."""
         pruned: dict[str, int | float] = {**self.pruned(heads)}
         return self.time or pruned or self.total
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import _get_sequence_nr
 
+from gates.attention.examples import ExampleAxis
 from gates.attention.scaling import spread_to_columns
 from gates.errors import GateError
 
@@ -45,7 +46,9 @@ class Call:
     Args:
         part: The module that was called.
         values: The gate values, ``[gates]`` or ``[examples, gates]``; None if all are one.
-        spread: The function from the values to those of each site's columns.
+        spread: The function from the values to those of the columns of all sites; see
+            :func:`gates.attention.scaling.spread_to_columns`.
+        widths: The number of columns of each site.
         inputs: The positional and keyword arguments while the call runs; None afterwards.
         thread: The thread of the call.
         first, last: The numbers of its autograd nodes, ``first <= number < last``; ``last`` is None while it runs.
@@ -55,20 +58,28 @@ class Call:
 
     part: Part
     values: Tensor | None
-    spread: Callable[[Tensor], Sequence[Tensor]]
+    spread: Callable[..., Tensor]
+    widths: list[int]
     inputs: tuple[tuple[Any, ...], dict[str, Any]] | None
     thread: threading.Thread | None = None
     first: int = 0
     last: int | None = None
     drew: bool = False
     without_graph: set[int] = field(default_factory=set)
-    columns: Sequence[Tensor] | None = None
+    columns: Tensor | None = None
+    of_sites: dict[Hashable, Sequence[Tensor]] = field(default_factory=dict)
 
-    def at(self, site: int) -> Tensor | None:
-        """Return the gate of each column of a site, ``[columns]`` or ``[examples, columns]``, or None if they are one.
+    def at(self, site: int, heads: Tensor, axis: ExampleAxis | None) -> Tensor | None:
+        """Return the gate of each column of a site, ``[columns]`` or broadcastable to its heads, or None if they are one.
+
+        The gates of examples are spread to the rows of all sites at once, in the dtype of the heads.
 
         Reentrant checkpointing is an error. It differentiates each layer separately, and the shared graph of the draw is freed
         after the first.
+
+        Args:
+            heads: The heads of the site, ``[..., columns]``.
+            axis: The axis of the examples in the heads; None if all rows have the same gates.
         """
         if self.values is None:
             return None
@@ -80,9 +91,17 @@ class Call:
                     "gates cannot be trained under reentrant activation checkpointing; give it use_reentrant=False, as in "
                     "model.gradient_checkpointing_enable({'use_reentrant': False})"
                 )
-        if self.columns is None:  # the call has ended, and its layer is recomputed
-            self.columns = self.spread(self.values)
-        return self.columns[site]
+        known = {} if torch.compiler.is_compiling() else self.of_sites
+        key = torch.is_grad_enabled(), None if axis is None else (axis, heads.dim(), heads.dtype)
+        if key not in known:
+            columns = self.columns
+            if axis is not None:
+                folded = axis.folded(self.values)
+                columns = self.spread(folded, rows=axis.sizes(len(folded), heads.dim()), dtype=heads.dtype)
+            elif columns is None:  # the call has ended, and its layer is recomputed
+                columns = self.spread(self.values)
+            known[key] = columns.split(self.widths, dim=-1)
+        return known[key][site]
 
 
 class Calls:
@@ -162,6 +181,7 @@ class Calls:
                 tensor.register_hook(partial(_keep, call))  # the graph of the output owns the call
         if call.drew and call.values is not None:  # the graph of the draw owns the call, so the call may not own the graph
             call.values, call.columns = call.values.detach().requires_grad_(), None
+            call.of_sites.clear()
 
     def _check_repeated(self, part: Part, draw: Tensor) -> None:
         """Raise unless the draw of a model that is recomputed is that of a call which can still be differentiated."""
@@ -175,9 +195,9 @@ class Calls:
             )
 
     def _begun(self, part: Part, values: Tensor | None, inputs: Any, **more: Any) -> Call:
-        """Return a new call, whose gates are spread to the columns of all sites at once."""
-        columns = None if values is None else self._spread(values)
-        return Call(part, values, self._spread, inputs, columns=columns, **more)
+        """Return a new call, whose gates are spread to the columns of all sites at once, unless examples have their own."""
+        columns = self._spread(values) if values is not None and values.dim() == 1 else None
+        return Call(part, values, self._spread, self._spread.keywords["columns"], inputs, columns=columns, **more)
 
     def _recomputed(self) -> Call | None:
         """Return the finished call whose backward pass this thread is computing; None if it computes none."""

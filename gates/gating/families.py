@@ -220,7 +220,6 @@ def learned_gates(family: GateFamily, budget: Budget, kind_index: Tensor, hard_c
     Args:
         budget: The number of gates that the two top-k families keep.
         kind_index: The position of each gate's kind in :data:`gates.attention.sites.KINDS`, ``[gates]``.
-        hard_concrete: The gates of the family ``hard-concrete``.
     """
     match family:
         case "hard-concrete":

@@ -46,9 +46,6 @@ class LearnedGates(nn.Module, ABC):
     All families rank heads by ``log_alpha`` and have no other state, so a checkpoint of one family loads into another. A call
     returns float32 gates in [0, 1], also under autocast and for half-precision models.
 
-    Args:
-        initial_log_alpha: The initial value of all gates.
-
     Attributes:
         progress: The finished share of the pruning, from 0 to 1, for families that change during training. The training loop
             sets it; the default is 1.
@@ -123,7 +120,6 @@ def sample_gates(
 
     Args:
         log_alpha: The parameters of the gates, ``[gates]``.
-        stretch: The temperature and the stretch interval.
         draws: The number of independent draws; None for one draw ``[gates]``.
         generator: source of the noise, on ``log_alpha``'s device; the global one by default.
 

@@ -313,10 +313,11 @@ class HeadGates(nn.Module):
                 f"the output projection of {self.sites[index].name!r} was called outside of its attention module; call the "
                 "module, or detach() the gates"
             )
-        if (values := call.at(index)) is not None:
-            if values.dim() == 2:
-                inputs = None if call.inputs is None else (call.part.module, *call.inputs)
-                values = self.example_axes.of(index, heads.shape, len(values), inputs).spread(values, heads.dim())
+        axis = None
+        if call.values is not None and call.values.dim() == 2:
+            inputs = None if call.inputs is None else (call.part.module, *call.inputs)
+            axis = self.example_axes.of(index, heads.shape, len(call.values), inputs)
+        if (values := call.at(index, heads, axis)) is not None:
             in_projection = self._leaves is None and multiplies_in_projection(self.sites[index].output, heads)
             heads = GatedHeads(heads, values) if in_projection else scale_heads(heads, values)
         return heads if self._leaves is None else scale_heads(heads, self._leaves.ones(index, heads, self.sizes[index]))

@@ -25,10 +25,33 @@ EXPECTED = "a time such as 12ms or, as a share of the dense model's, 0.7x"
 
 @dataclass(frozen=True)
 class SiteTimes:
-    """The milliseconds of one site with 0, 1, ... open gates, ``[gates + 1]``, not falling; the label is like ``encoder.0``."""
+    """The times of one site with 0, 1, ... open gates.
+
+    Args:
+        label: The name, such as ``encoder.0``.
+        milliseconds: The times ``[gates + 1]``, not falling.
+        measured: The times before smoothing, which may fall where an odd number is slower than the next multiple.
+    """
 
     label: str
     milliseconds: Sequence[float]
+    measured: Sequence[float] | None = None
+
+    def fastest_from(self, count: int) -> int:
+        """Return the number of gates, at least this one, with the least measured time.
+
+        Differences below 1 % of the site's time are noise, so the smallest of such numbers counts.
+
+        >>> SiteTimes("encoder.0", [0.0, 2.0, 3.5, 3.5, 5.0], [0.0, 2.0, 4.0, 3.0, 5.0]).fastest_from(2)
+        3
+        """
+        least = min(self.times[count:]) + 0.01 * self.milliseconds[-1]
+        return next(wider for wider in range(count, len(self.times)) if self.times[wider] <= least)
+
+    @property
+    def times(self) -> Sequence[float]:
+        """Return the measured times, or the smoothed ones where a table has no others."""
+        return self.measured or self.milliseconds
 
     @property
     def gates(self) -> int:
@@ -72,6 +95,11 @@ class LatencyTable:
         """Return the milliseconds for the numbers of open gates at the sites, ``[sites]``."""
         return self.rest + math.fsum(site.milliseconds[count] for site, count in zip(self.sites, counts, strict=True))
 
+    def faster_with_more(self, counts: Sequence[int]) -> dict[str, tuple[int, int]]:
+        """Return the sites where more gates were faster than these numbers, with both numbers."""
+        pairs = ((site.label, count, site.fastest_from(count)) for site, count in zip(self.sites, counts, strict=True))
+        return {label: (count, faster) for label, count, faster in pairs if faster > count > 0}
+
     def most_within(self, limit: float) -> int:
         """Return the largest number of gates of any mask within a limit in milliseconds, exactly."""
         least = [self.rest]  # the least time of any choice, by the number of gates so far
@@ -110,7 +138,7 @@ class LatencyTable:
         except (ValueError, RecursionError) as error:
             raise GateError(f"{str(path)!r} is no latency table: it is not JSON ({error})") from error
         try:
-            sites = [SiteTimes(str(row["label"]), list(row["milliseconds"])) for row in content["sites"]]
+            sites = [SiteTimes(str(row["label"]), list(row["milliseconds"]), row.get("measured")) for row in content["sites"]]
             table = cls(content["rest"], sites, str(content["unit"]), content.get("inputs"), str(content.get("hardware", "")))
         except (KeyError, TypeError, ValueError) as error:
             raise GateError(
@@ -224,6 +252,11 @@ def _check_times(site: SiteTimes, source: str) -> None:
         )
     for value in site.milliseconds:
         _check_number(value, site.label, source)
+    if site.measured is not None and len(site.measured) != len(site.milliseconds):
+        raise GateError(
+            f"the latency table {source!r} has {len(site.measured)} measured times for {site.label!r}; expected "
+            f"{len(site.milliseconds)}, one for each of its milliseconds"
+        )
     for one, more in pairwise(site.milliseconds):
         if more < one:
             raise GateError(

@@ -98,20 +98,13 @@ def solve_price(
 
 @dataclass(frozen=True)
 class _Search:
-    """The constants of the search for a price, on one device.
+    """The constants of the search for a price, on one device."""
 
-    Args:
-        first: The prices of the first set, ``[n, 1]``: 0, then a geometric series up to the highest.
-        second: For each number of first prices that are too low, the prices of the second set, ``[n, n + 1]``.
-        difference: The matrix that takes each value minus the next, ``[n, n]``; the last row is 0.
-        tiny: A small number that is added to differences, ``[n]``, so that none is 0.
-        start, weights: The vector and the matrix that turn the shares of the intervals into the weights of their ends.
-    """
-
-    first: Tensor
-    second: Tensor
-    difference: Tensor
-    tiny: Tensor
+    first: Tensor  # The prices of the first set, ``[n, 1]``: 0, then a geometric series up to the highest
+    second: Tensor  # For each number of first prices that are too low, the prices of the second set, ``[n, n + 1]``
+    difference: Tensor  # The matrix that takes each value minus the next, ``[n, n]``; the last row is 0
+    tiny: Tensor  # A small number that is added to differences, ``[n]``, so that none is 0
+    # The vector and the matrix that turn the shares of the intervals into the weights of their ends.
     start: Tensor
     weights: Tensor
 

@@ -33,19 +33,12 @@ from gates.gating.price import RelaxedTime, l0_gradient, solve_price
 
 @dataclass(frozen=True)
 class BudgetSchedule:
-    """Schedule the expected number of open gates, or the expected time, to a budget, in all or for each budgeted kind.
+    """Schedule the expected number of open gates, or the expected time, to a budget, in all or for each budgeted kind."""
 
-    Args:
-        kinds: The kinds with a budget; empty where all gates share one.
-        heads: The number of gates, in all or of each budgeted kind.
-        first: The expected gates or milliseconds at the start.
-        last: The expected gates or milliseconds at the end.
-    """
-
-    kinds: list[str]
-    heads: list[int]
-    first: list[float]
-    last: list[float]
+    kinds: list[str]  # The kinds with a budget; empty where all gates share one
+    heads: list[int]  # The number of gates, in all or of each budgeted kind
+    first: list[float]  # The expected gates or milliseconds at the start
+    last: list[float]  # The expected gates or milliseconds at the end
 
     @classmethod
     def of_heads(cls, budget: Budget, heads: Mapping[str, int], stretch: Stretch, *, start: float = 1.0) -> BudgetSchedule:
@@ -55,7 +48,6 @@ class BudgetSchedule:
         the budgeted gates at the upper limit and the others at the lower.
 
         Args:
-            heads: The number of heads of each kind in the model.
             start: The share of open heads at the start.
         """
         counts = [heads[kind] for kind in budget.per_kind] or [sum(heads.values())]
@@ -88,9 +80,6 @@ class BudgetController:
         schedule: The schedule of the expected number of open gates, or of the expected time.
         time: The expected time of gates; None unless the budget is a time.
         last_paid: The prices of the last step, until they are read from the device; None afterwards.
-
-    Raises:
-        GateError: For a budget or minimum that does not fit the model, and for a time with gates that it cannot lead.
     """
 
     def __init__(
@@ -154,9 +143,6 @@ class BudgetController:
         Args:
             progress: The finished share of the pruning, from 0 to 1.
             optimizer: The optimiser of the gates; see :meth:`enforce_`.
-
-        Raises:
-            GateError: For a progress outside 0 to 1.
         """
         if not 0 <= progress <= 1:
             raise GateError(f"progress is {progress}; expected the finished share of the pruning, from 0 to 1")
@@ -248,18 +234,12 @@ WRAPPERS = {
 
 @dataclass(frozen=True)
 class GateRate:
-    """The distance that a constant gradient of 1 moves a gate in one optimiser step, on the device until it is read.
+    """The distance that a constant gradient of 1 moves a gate in one optimiser step, on the device until it is read."""
 
-    Args:
-        learning_rate: The learning rate. For SGD, it is divided by 1 - momentum.
-        second: The second moment that all gates share in Adam, a scalar; None without one.
-        step: The number of Adam's steps.
-        beta, eps: Adam's decay of second moments, and the constant added to their root.
-    """
-
-    learning_rate: float | Tensor
-    second: Tensor | None = None
-    step: float | Tensor = 0.0
+    learning_rate: float | Tensor  # The learning rate. For SGD, it is divided by 1 - momentum.
+    second: Tensor | None = None  # The second moment that all gates share in Adam, a scalar; None without one
+    step: float | Tensor = 0.0  # The number of Adam's steps
+    # Adam's decay of second moments, and the constant added to their root.
     beta: float = 0.0
     eps: float = 0.0
 
@@ -375,9 +355,6 @@ def set_apart_(gates: HeadGates, scores: Tensor, spread: float) -> None:
             layer (:func:`gates.scores.importance.normalise_by_layer`) and the scores of
             :func:`gates.scores.brain_surgeon.brain_surgeon_scores`.
         spread: The units of ``log_alpha`` per standard deviation of the logarithm.
-
-    Raises:
-        GateError: For another number of scores than gates, or scores that are negative, infinite or NaN.
     """
     check_scores(gates, scores)
     logarithm = scores.clamp(min=1e-6 * float(scores.max())).log() if scores.any() else scores.clone()

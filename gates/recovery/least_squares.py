@@ -17,21 +17,16 @@ from gates.scores.metric import HeadMetric
 
 
 class Moments(NamedTuple):
-    """Hold float64 sums over positions of inputs x ``[in]`` and targets y ``[out]``.
+    """Hold float64 sums over positions of inputs x ``[in]`` and targets y ``[out]``."""
 
-    Args:
-        positions: The number of positions.
-        x, y: The sums, ``[in]`` and ``[out]``.
-        xx, xy: ``sum x x^T`` ``[in, in]`` and ``sum x y^T`` ``[in, out]``.
-        yy: ``sum |y|^2``.
-    """
-
-    positions: Tensor
+    positions: Tensor  # The number of positions
+    # The sums, ``[in]`` and ``[out]``.
     x: Tensor
     y: Tensor
+    # ``sum x x^T`` ``[in, in]`` and ``sum x y^T`` ``[in, out]``.
     xx: Tensor
     xy: Tensor
-    yy: Tensor
+    yy: Tensor  # ``sum |y|^2``
 
     def of(self, features: Tensor) -> Moments:
         """Return the moments of some inputs."""
@@ -46,6 +41,10 @@ class Moments(NamedTuple):
         return self.xx - torch.outer(self.x, self.x) / self.positions, self.xy - torch.outer(self.x, self.y) / self.positions
 
 
+BLOCK = 512
+"""The inputs whose products are computed together."""
+
+
 class ProjectionMoments(HeadMetric):
     """Accumulate :class:`Moments` over batches and processes."""
 
@@ -58,28 +57,22 @@ class ProjectionMoments(HeadMetric):
 
     def __init__(self, features: int, outputs: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        shapes = {
-            "positions": (),
-            "x": (features,),
-            "y": (outputs,),
-            "xx": (features,) * 2,
-            "xy": (features, outputs),
-            "yy": (),
-        }
-        for name, shape in shapes.items():
-            self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_sums(positions=[], x=[features], y=[outputs], xx=[features, features], xy=[features, outputs], yy=[])
 
     def update(self, inputs: Tensor, targets: Tensor) -> None:
         """Add inputs ``[positions, in]`` and targets ``[positions, out]``."""
         self.positions += len(inputs)
         self.x += inputs.sum(0, dtype=torch.float64)
         self.y += targets.sum(0, dtype=torch.float64)
-        add_products_(self.xx, inputs, inputs)
+        for start in range(0, inputs.shape[1], BLOCK):  # the upper half in blocks; the lower is equal to it
+            end = start + BLOCK
+            add_products_(self.xx[start:end, start:], inputs[:, start:end], inputs[:, start:])
         add_products_(self.xy, inputs, targets)
         self.yy += targets.double().square().sum()
 
     def compute(self) -> Moments:
-        return Moments(self.positions, self.x, self.y, self.xx, self.xy, self.yy)
+        xx = self.xx.triu() + self.xx.triu(1).T
+        return Moments(self.positions, self.x, self.y, xx, self.xy, self.yy)
 
 
 def add_products_(total: Tensor, x: Tensor, y: Tensor) -> None:
@@ -109,7 +102,6 @@ def fit(moments: Moments, weight: Tensor, *, ridge: float, has_bias: bool) -> tu
     """Return the weight ``[out, in]`` and bias ``[out]`` or None of least squares in float64, regularised towards a weight.
 
     Args:
-        moments: The moments of inputs and targets.
         weight: The weight before, ``[out, in]``.
         ridge: The strength of the regularisation, in units of the mean second moment of an input. Must be above 0.
         has_bias: Whether to fit a bias, which is not regularised.
@@ -150,7 +142,6 @@ def best_ridge(moments: Moments, held_out: Moments, weight: Tensor, ridges: Sequ
         held_out: The moments of other positions.
         weight: The weight before, ``[out, in]``.
         ridges: The ridges, above 0.
-        has_bias: Whether a bias is fitted.
     """
     if not held_out.positions or not moments.positions or not weight.shape[1]:
         return max(ridges)

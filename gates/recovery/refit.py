@@ -40,17 +40,12 @@ Batch = TypeVar("Batch")
 
 @dataclass(frozen=True)
 class Refitted:
-    """Report one refitted projection.
+    """Report one refitted projection."""
 
-    Args:
-        name: The name of the projection in the model.
-        ridge: Its ridge.
-        before, after: The mean squared error of the residual stream after it, against the dense model's, with its old and its
-            new weights. Earlier projections are refitted in both.
-    """
-
-    name: str
-    ridge: float
+    name: str  # The name of the projection in the model
+    ridge: float  # Its ridge
+    # The mean squared error of the residual stream after it, against the dense model's, with its old and its new weights.
+    # Earlier projections are refitted in both.
     before: float
     after: float
 
@@ -78,8 +73,8 @@ def refit_(
 ) -> list[Refitted]:
     """Refit the weights and biases of a model's output projections to compensate for the closed heads.
 
-    Every projection needs one run over the batches. If a trial on the first batch shows that each layer only uses the output
-    of the layer before, batches enter the model after the last finished layer, and all projections together cost a few passes.
+    Every projection needs one run over the batches. A trial on the first batch shows whether each layer only uses the output of
+    the layer before. Then batches enter the model after the last finished layer, and all projections cost a few passes.
     Otherwise, and without ``keep_states``, every projection costs a pass of the dense and of the pruned model up to it. With
     several processes, each has its own batches and all end with the same weights. Projections before the first closed head do
     not change.
@@ -99,9 +94,9 @@ def refit_(
             all of them.
         feed_forward: Whether to refit the second projections of feed-forward layers too.
         dense: The parameters of the dense model by name, where they differ from the model's, such as weights before training.
-        keep_states: Whether to keep states of all calibration batches on the model's device: two hidden states for each
-            position and stack of layers, and two for each projection of the current layer. The result is the same without,
-            and memory does not grow with the number of batches.
+        keep_states: Whether to keep states of all calibration batches on the model's device. These are two hidden states for
+            each position and stack of layers, and two for each projection of the current layer. Without them the result is the
+            same, and memory does not grow with the number of batches.
         held_out_loss: A function that returns the loss on other data, the same in all processes. A refit that raises it is an
             error. None to apply the refit in any case.
 
@@ -203,7 +198,7 @@ def _fitted(
     """Return the new parameters of a projection by name, and the report."""
     weight, bias = weight_by_output(writer.module), writer.module.bias
     before = weight[:, kept]
-    ridge = ridges[0] if len(parts) == 1 else best_ridge(*parts, before, ridges, has_bias=bias is not None)
+    ridge = ridges[0] if len(parts) == 1 else best_ridge(parts[0], parts[1], before, ridges, has_bias=bias is not None)
     among = reduce(Moments.plus, parts)
     new, new_bias = fit(among, before, ridge=ridge, has_bias=bias is not None)
     whole = weight.clone()
@@ -234,7 +229,6 @@ def valid_queries(batch: Mapping[str, Tensor], *, is_encoder_decoder: bool) -> d
     Args:
         batch: The inputs of a Transformers model that only reads text. The decoder's queries come from
             ``decoder_attention_mask``, else from labels ``[batch, tokens]``, else from the inputs.
-        is_encoder_decoder: Whether the model is an encoder-decoder.
 
     >>> import torch
     >>> batch = {"attention_mask": torch.tensor([[1, 1, 0]]), "labels": torch.tensor([[5, 7, 9, -100]])}
@@ -264,10 +258,8 @@ def found_queries(
 
     Args:
         gates: The attached gates. The model runs once unless the batch is only text or all masks are given.
-        forward: A function that runs the model on a batch.
         given: A function from a batch to known masks, ``[batch, query]``, by kind or by the name of a module; None where all
             queries count. The masks of other sites are found.
-        batch: The batch.
     """
     known = {} if given is None else dict(given(batch))
     left = [site for site in gates.sites if key_of(known, site) is None]
@@ -312,19 +304,13 @@ def _is_text(batch: Mapping[str, Any]) -> bool:
 
 @dataclass
 class _Watched:
-    """Hold the observations of one site in a pass.
+    """Hold the observations of one site in a pass."""
 
-    Args:
-        stack: The name of its list of layers.
-        shapes: The shapes of its rows, ``[batch, query]``.
-        masks: The keys that some query sees, ``[batch, query]``, for each call of self-attention.
-        is_learned: Whether the queries of all examples are equal, as learned queries are.
-    """
-
-    stack: str
-    shapes: set[tuple[int, ...]] = field(default_factory=set)
+    stack: str  # The name of its list of layers
+    shapes: set[tuple[int, ...]] = field(default_factory=set)  # The shapes of its rows, ``[batch, query]``
+    # The keys that some query sees, ``[batch, query]``, for each call of self-attention.
     masks: list[Tensor] = field(default_factory=list)
-    is_learned: bool = False
+    is_learned: bool = False  # Whether the queries of all examples are equal, as learned queries are
 
 
 @torch.no_grad()

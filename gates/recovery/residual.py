@@ -195,7 +195,6 @@ class FinishedStates:
         """Make finished blocks return the kept output of the last of them instead of computing.
 
         Args:
-            batch: The number of the batch.
             finished: The blocks that will not change, in the order of the model. Later calls may add blocks. The output of the
                 last one of each stack is kept as soon as it has run.
             last: A block behind them that will not change either, after which the forward pass ends.
@@ -242,36 +241,23 @@ def _copy(output: Any) -> Any:
 
 @dataclass(frozen=True)
 class Writer:
-    """Describe a projection that writes to the residual stream.
+    """Describe a projection that writes to the residual stream."""
 
-    Args:
-        name: The name of the projection in the model.
-        module: The projection.
-        attention: The index of its attention site, or of the last one before it.
-        site: The index of its attention site; None in a feed-forward layer.
-        block: The block that contains it; None if there is none.
-        calls: The number of its calls in one pass.
-        added: The number of calls whose output is added to the stream directly.
-    """
-
-    name: str
-    module: Projection
-    attention: int
-    site: int | None
-    block: Block | None
-    calls: int
-    added: int
+    name: str  # The name of the projection in the model
+    module: Projection  # The projection
+    attention: int  # The index of its attention site, or of the last one before it
+    site: int | None  # The index of its attention site; None in a feed-forward layer
+    block: Block | None  # The block that contains it; None if there is none
+    calls: int  # The number of its calls in one pass
+    added: int  # The number of calls whose output is added to the stream directly
 
 
 class Passes:
     """Run the dense or the pruned model on batches, only as far as necessary.
 
     Args:
-        gates: The gates of the model.
         values: The gate values, ``[gates]``.
         weights: The weights by name that replace the model's own. Entries may be added later.
-        forward: A function that runs the model on a batch.
-        writers: All writers, in the order of the model.
         reenters: Whether a batch enters the model after finished blocks.
         fixed: Whether the weights stay as they are, so that a block is finished when its writers have run.
     """
@@ -294,8 +280,6 @@ class Passes:
         """Return the calls of a single writer or of several writers in one block.
 
         Args:
-            number: The number of the batch.
-            batch: The batch.
             writers: The writers to record. All earlier writers already have their final weights.
         """
         block = writers[0].block
@@ -353,8 +337,8 @@ def _reenters(
 ) -> bool:
     """Return whether all writers of a block run in one go, with equal bits after finished blocks and in a full pass.
 
-    An attention that is itself a block, as in XLM, is excluded: a finished block does not call its projection, so its gates
-    would report that they were bypassed.
+    An attention that is itself a block, as in XLM, is excluded. A finished block does not call its projection, so its gates
+    would report a bypass.
     """
     if any(_is_within_attention(one, gates) for one in writers):
         return False

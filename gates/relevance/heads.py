@@ -52,15 +52,10 @@ def check_family(model: nn.Module) -> None:
 
 
 class Shares(NamedTuple):
-    """Hold mean shares of heads in the relevance of their layers.
+    """Hold mean shares of heads in the relevance of their layers."""
 
-    Args:
-        absolute: The shares of absolute values, ``[heads]``, which sum to one in each layer.
-        signed: The shares with the sign of each prediction's relevance, ``[heads]``.
-    """
-
-    absolute: Tensor
-    signed: Tensor
+    absolute: Tensor  # The shares of absolute values, ``[heads]``, which sum to one in each layer
+    signed: Tensor  # The shares with the sign of each prediction's relevance, ``[heads]``
 
 
 class RelevanceShares(HeadMetric):
@@ -68,7 +63,6 @@ class RelevanceShares(HeadMetric):
 
     Args:
         layer_index: The index of the site of every head, ``[heads]``.
-        kwargs: The arguments of :class:`torchmetrics.Metric`.
 
     >>> shares = RelevanceShares(torch.tensor([0, 0]))
     >>> shares.update(torch.tensor([[1.0, -3.0], [2.0, 0.0]]))  # two predictions
@@ -84,8 +78,7 @@ class RelevanceShares(HeadMetric):
     def __init__(self, layer_index: Tensor, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.register_buffer("layer_index", layer_index, persistent=False)
-        for name in ("absolute", "signed"):
-            self.add_state(name, torch.zeros(len(layer_index), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_sums(absolute=[len(layer_index)], signed=[len(layer_index)])
         self.add_state("predictions", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, rows: Tensor) -> None:
@@ -112,15 +105,10 @@ def head_layers(sites: tuple[AttentionSite, ...]) -> Tensor:
 
 @dataclass(frozen=True)
 class Predictions:
-    """Hold the logits of a model's predictions.
+    """Hold the logits of a model's predictions."""
 
-    Args:
-        logits: The logits, ``[batch, steps]``, in the graph of the forward pass.
-        counted: Whether each step is a prediction, bool ``[batch, steps]``. Steps after the end of a text are not.
-    """
-
-    logits: Tensor
-    counted: Tensor
+    logits: Tensor  # The logits, ``[batch, steps]``, in the graph of the forward pass
+    counted: Tensor  # Whether each step is a prediction, bool ``[batch, steps]``. Steps after the end of a text are not.
 
 
 Target = Callable[[nn.Module, Mapping[str, Tensor], Any], Predictions]
@@ -186,18 +174,12 @@ def with_text(model: PreTrainedModel, inputs: Mapping[str, Tensor], ids: Tensor)
 
 @dataclass(frozen=True)
 class Step:
-    """Hold the result of one backward pass from one prediction of each example that has one.
+    """Hold the result of one backward pass from one prediction of each example that has one."""
 
-    Args:
-        rows: The relevance of every head, ``[predictions, heads]``, float64, in site order.
-        logit: The sum of the predictions' logits.
-        inputs: The relevance that arrived at the embeddings, or at an image's pixels; 0 without rules.
-        absorbed: The relevance that the rules absorbed, by ``bias``, ``softmax`` and ``epsilon``. Empty without rules.
-    """
-
-    rows: Tensor
-    logit: float
-    inputs: float
+    rows: Tensor  # The relevance of every head, ``[predictions, heads]``, float64, in site order
+    logit: float  # The sum of the predictions' logits
+    inputs: float  # The relevance that arrived at the embeddings, or at an image's pixels; 0 without rules
+    # The relevance that the rules absorbed, by ``bias``, ``softmax`` and ``epsilon``. Empty without rules.
     absorbed: dict[str, float]
 
     @property
@@ -217,9 +199,7 @@ def head_steps(
     """Run one forward pass, and yield the result of one backward pass for every step of its predictions.
 
     Args:
-        sites: The attention modules of the model.
         inputs: The inputs by name, with the text for an encoder-decoder that writes.
-        target: The function that selects the predictions.
         epsilon: The epsilon of the rules; None for plain gradients without rules.
     """
     if epsilon is not None:

@@ -11,7 +11,6 @@ the ledger equals the logit.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -58,7 +57,6 @@ class Rules:
         """Apply the epsilon rule for ``y = x W + b``: x gets ``x * W (R / (y + epsilon sign y))``, and b absorbs its part.
 
         Args:
-            output: The output y.
             constant: The constant b, broadcastable to y; None for none.
             factors: The number of matrices in the product that depend on the input. Each of two gets half (the uniform rule).
         """
@@ -109,17 +107,20 @@ class Rules:
         result: Tensor = _Identity.apply(inputs, output.detach(), self)
         return result
 
-    def layer_norm(self, inputs: Tensor, size: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-        """Apply the identity rule for a layer norm over the last ``size`` axes: its standard deviation is a constant."""
-        axes = list(range(-size, 0))
-        centred = inputs - inputs.mean(axes, keepdim=True)
+    def layer_norm(
+        self, input: Tensor, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
+    ) -> Tensor:
+        """Apply the identity rule for a layer norm, with PyTorch's arguments: its standard deviation is a constant."""
+        axes = list(range(-len(normalized_shape), 0))
+        centred = input - input.mean(axes, keepdim=True)
         output = centred / (centred.detach().square().mean(axes, keepdim=True) + eps).sqrt()
         return self._scaled(output, weight, bias)
 
-    def rms_norm(self, inputs: Tensor, size: int, weight: Tensor | None, eps: float) -> Tensor:
-        """Apply the identity rule for a norm by the root mean square."""
-        square = inputs.detach().square().mean(list(range(-size, 0)), keepdim=True)
-        return self._scaled(inputs * (square + eps).rsqrt(), weight, None)
+    def rms_norm(self, input: Tensor, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Tensor:
+        """Apply the identity rule for a norm by the root mean square, with PyTorch's arguments."""
+        square = input.detach().square().mean(list(range(-len(normalized_shape), 0)), keepdim=True)
+        eps = torch.finfo(input.dtype).eps if eps is None else eps
+        return self._scaled(input * (square + eps).rsqrt(), weight, None)
 
     def _scaled(self, normed: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         output = normed if weight is None else normed * weight
@@ -193,20 +194,8 @@ MULTIPLIED = {"__imul__", "__mul__", "__rmul__", "mul", "mul_", "multiply"}
 DIVIDED = {"__div__", "__itruediv__", "__truediv__", "div", "div_", "divide", "true_divide"}
 MATRICES = {"__matmul__", "addmm", "baddbmm", "bmm", "conv1d", "conv2d", "einsum", "linear", "matmul", "mm"}
 ACTIVATIONS = {
-    "elu",
-    "gelu",
-    "hardswish",
-    "leaky_relu",
-    "mish",
-    "relu",
-    "relu_",
-    "relu6",
-    "selu",
-    "sigmoid",
-    "silu",
-    "softplus",
-    "tanh",
-}
+    "elu", "gelu", "hardswish", "leaky_relu", "mish", "relu", "relu_", "relu6", "selu", "sigmoid", "silu", "softplus", "tanh",
+}  # fmt: skip
 STATISTICS = {"rsqrt", "sqrt"}
 """Parts of norms in plain code. They are constants, as in the rule for norms."""
 ELEMENTWISE_FILES = ("transformers.activations", "torch.nn.modules.activation")
@@ -276,9 +265,9 @@ class RelevanceGraph(TorchFunctionMode):
         if name == "softmax":
             return self._softmax(func, args, kwargs)
         if name == "layer_norm":
-            return rules.layer_norm(*_bound(_layer_norm, args, kwargs))
+            return rules.layer_norm(*args, **kwargs)
         if name == "rms_norm":
-            return rules.rms_norm(*_bound(_rms_norm, args, kwargs))
+            return rules.rms_norm(*args, **kwargs)
         if name in ACTIVATIONS:
             with torch.no_grad():
                 output = func(args[0].clone(), *args[1:], **{**kwargs, "inplace": False} if "inplace" in kwargs else kwargs)
@@ -345,18 +334,3 @@ def _without_rule(name: str, output: Any) -> Any:
         if isinstance(part, Tensor) and part.requires_grad:
             part.register_hook(refuse)
     return output
-
-
-def _layer_norm(
-    input: Tensor, normalized_shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
-) -> tuple[Any, ...]:
-    return input, len(normalized_shape), weight, bias, eps
-
-
-def _rms_norm(input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None) -> tuple[Any, ...]:
-    return input, len(normalized_shape), weight, torch.finfo(input.dtype).eps if eps is None else eps
-
-
-def _bound(signature: Callable[..., tuple[Any, ...]], args: Any, kwargs: Any) -> tuple[Any, ...]:
-    known = inspect.signature(signature).parameters
-    return signature(*args, **{name: value for name, value in kwargs.items() if name in known})

@@ -76,17 +76,11 @@ DIRECTIONS = ("dependent to head", "head to dependent")
 
 @dataclass(frozen=True)
 class Trees:
-    """Hold the gold trees of a batch.
+    """Hold the gold trees of a batch."""
 
-    Args:
-        words: The word of each token, ``[batch, token]``; -1 for none.
-        heads: The head of each word, ``[batch, words]``; -1 for none.
-        relations: The number of each word's relation, ``[batch, words]``; -1 for one that does not count.
-    """
-
-    words: Tensor
-    heads: Tensor
-    relations: Tensor
+    words: Tensor  # The word of each token, ``[batch, token]``; -1 for none
+    heads: Tensor  # The head of each word, ``[batch, words]``; -1 for none
+    relations: Tensor  # The number of each word's relation, ``[batch, words]``; -1 for one that does not count
 
 
 @torch.no_grad()
@@ -157,19 +151,12 @@ NEAREST = 0
 
 @dataclass(frozen=True)
 class Mentions:
-    """Hold a pronoun in every example, and its candidates.
+    """Hold a pronoun in every example, and its candidates."""
 
-    Args:
-        words: The word of each token, ``[batch, token]``; -1 for none.
-        pronouns: The pronoun, ``[batch, words]``, exactly one in each example.
-        antecedents: The words of its antecedent, ``[batch, words]``.
-        others: The words of the other candidate, ``[batch, words]``, if there is one.
-    """
-
-    words: Tensor
-    pronouns: Tensor
-    antecedents: Tensor
-    others: Tensor
+    words: Tensor  # The word of each token, ``[batch, token]``; -1 for none
+    pronouns: Tensor  # The pronoun, ``[batch, words]``, exactly one in each example
+    antecedents: Tensor  # The words of its antecedent, ``[batch, words]``
+    others: Tensor  # The words of the other candidate, ``[batch, words]``, if there is one
 
 
 @torch.no_grad()
@@ -183,7 +170,6 @@ def mention_counts(weights: Tensor, mentions: Mentions, causal: bool, offsets: T
 
     Args:
         weights: The attention weights, ``[batch, heads, token, token]``.
-        causal: Whether later tokens are invisible.
     """
     size = mentions.pronouns.shape[1]
     place = mentions.pronouns.long().argmax(-1)

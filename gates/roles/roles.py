@@ -25,19 +25,12 @@ TWO_SIDED = 1.959964
 
 @dataclass(frozen=True)
 class Rule:
-    """Describe when a head has a role.
-
-    Args:
-        name: The name of the role.
-        least: The minimum share.
-        margin: The minimum difference of the share from the best baseline.
-        specialised: Whether a head with this role is specialised. Sinks and broad heads are background.
-    """
+    """Describe when a head has a role."""
 
     name: str
-    least: float = 0.0
-    margin: float = 0.0
-    specialised: bool = True
+    least: float = 0.0  # The minimum share
+    margin: float = 0.0  # The minimum difference of the share from the best baseline
+    specialised: bool = True  # Whether a head with this role is specialised. Sinks and broad heads are background.
 
 
 POSITIONAL = Rule("positional", least=0.9)
@@ -54,30 +47,20 @@ RULES = (POSITIONAL, SYNTACTIC, RARE, COREFERENCE, INDUCTION, DUPLICATE, SEPARAT
 
 @dataclass(frozen=True)
 class Role:
-    """Hold one role for every head. Numbers are NaN where the role is undefined, such as for later separators of causal heads.
-
-    Args:
-        rule: The rule of the role.
-        holds: Whether a head has the role, ``[heads]``.
-        column: The name of the best column for each head, such as a relation.
-        strength: The share of that column, ``[heads]``.
-        low, high: The 95 % interval of the strength over sentences, ``[heads]``.
-        baseline: The share of the best baseline, ``[heads]``; NaN if there is none.
-        which: The number of that baseline, ``[heads]``.
-        p: The p-value of the strength against the baseline, corrected by Holm's method, ``[heads]``; NaN without a baseline.
-        passing: The columns by which a head has the role, ``[heads, columns]``.
-    """
+    """Hold one role for every head; NaN where it is undefined, such as for later separators of causal heads."""
 
     rule: Rule
-    holds: Tensor
-    column: list[str]
-    strength: Tensor
+    holds: Tensor  # Whether a head has the role, ``[heads]``
+    column: list[str]  # The name of the best column for each head, such as a relation
+    strength: Tensor  # The share of that column, ``[heads]``
+    # The 95 % interval of the strength over sentences, ``[heads]``.
     low: Tensor
     high: Tensor
-    baseline: Tensor
-    which: Tensor
+    baseline: Tensor  # The share of the best baseline, ``[heads]``; NaN if there is none
+    which: Tensor  # The number of that baseline, ``[heads]``
+    # The p-value of the strength against the baseline, corrected by Holm's method, ``[heads]``; NaN without a baseline.
     p: Tensor
-    passing: Tensor
+    passing: Tensor  # The columns by which a head has the role, ``[heads, columns]``
 
 
 def p_values(shares: Shares) -> Tensor:

@@ -31,40 +31,24 @@ def sentence_weights(sentences: Tensor, replicates: int = REPLICATES) -> Tensor:
 
 @dataclass(frozen=True)
 class Counts:
-    """Hold the counts of one site's heads in a batch, in columns such as offsets or relations.
+    """Hold the counts of one site's heads in a batch, in columns such as offsets or relations."""
 
-    Args:
-        hits: The events of every head, ``[batch, heads, columns]``.
-        chances: The opportunities, ``[batch, columns]``.
-        baselines: The events of every baseline at the same opportunities, ``[batch, baselines, columns]``.
-    """
-
-    hits: Tensor
-    chances: Tensor
-    baselines: Tensor
+    hits: Tensor  # The events of every head, ``[batch, heads, columns]``
+    chances: Tensor  # The opportunities, ``[batch, columns]``
+    baselines: Tensor  # The events of every baseline at the same opportunities, ``[batch, baselines, columns]``
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Hold shares of events in opportunities over the data; NaN without an opportunity.
+    """Hold shares of events in opportunities over the data; NaN without an opportunity."""
 
-    Args:
-        value: The shares, ``[heads, columns]``.
-        error: The standard errors over sentences, ``[heads, columns]``.
-        baseline: The shares of the best baseline of each column, ``[heads, columns]``.
-        which: The number of that baseline, ``[heads, columns]``.
-        difference_error: The standard errors of value minus baseline, ``[heads, columns]``.
-        count: The opportunities, ``[heads, columns]``.
-        replicates: The values of every replicate, ``[replicates, heads, columns]``.
-    """
-
-    value: Tensor
-    error: Tensor
-    baseline: Tensor
-    which: Tensor
-    difference_error: Tensor
-    count: Tensor
-    replicates: Tensor
+    value: Tensor  # The shares, ``[heads, columns]``
+    error: Tensor  # The standard errors over sentences, ``[heads, columns]``
+    baseline: Tensor  # The shares of the best baseline of each column, ``[heads, columns]``
+    which: Tensor  # The number of that baseline, ``[heads, columns]``
+    difference_error: Tensor  # The standard errors of value minus baseline, ``[heads, columns]``
+    count: Tensor  # The opportunities, ``[heads, columns]``
+    replicates: Tensor  # The values of every replicate, ``[replicates, heads, columns]``
 
     def of(self, *columns: int) -> Shares:
         """Return some of the columns."""
@@ -93,7 +77,6 @@ class SentenceShares(HeadMetric):
 
     Args:
         baselines: The number of baselines, which heads of one kind of attention share.
-        kwargs: The arguments of :class:`torchmetrics.Metric`.
     """
 
     hits: Tensor
@@ -106,12 +89,8 @@ class SentenceShares(HeadMetric):
         self._kinds = [KINDS.index(site.kind) for site in sites]
         self._leading = {self._kinds.index(kind) for kind in set(self._kinds)}
         rows = 1 + REPLICATES
-        for name, shape in {
-            "hits": (rows, sum(self._sizes), columns),
-            "chances": (rows, len(KINDS), columns),
-            "baseline_hits": (rows, len(KINDS), baselines, columns),
-        }.items():
-            self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_sums(hits=[rows, sum(self._sizes), columns], chances=[rows, len(KINDS), columns])
+        self.add_sums(baseline_hits=[rows, len(KINDS), baselines, columns])
 
     def update(self, site: int, counts: Counts, weights: Tensor) -> None:
         """Add a batch of one site.
@@ -160,21 +139,14 @@ def _spread(replicates: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class View:
-    """Hold the queries and keys of a batch for one kind of attention.
+    """Hold the queries and keys of a batch for one kind of attention."""
 
-    Args:
-        sentences: The number of every example in the whole data, ``[batch]``. Examples of one sentence are resampled together.
-        queries: The tokens whose attention counts, ``[batch, query]``, without padding and special tokens.
-        keys: The tokens without padding, ``[batch, key]``.
-        text: The keys without special tokens, ``[batch, key]``.
-        causal: Whether queries do not see later keys.
-    """
-
+    # The number of every example in the whole data, ``[batch]``. Examples of one sentence are resampled together.
     sentences: Tensor
-    queries: Tensor
-    keys: Tensor
-    text: Tensor
-    causal: bool = False
+    queries: Tensor  # The tokens whose attention counts, ``[batch, query]``, without padding and special tokens
+    keys: Tensor  # The tokens without padding, ``[batch, key]``
+    text: Tensor  # The keys without special tokens, ``[batch, key]``
+    causal: bool = False  # Whether queries do not see later keys
 
     @cached_property
     def visible(self) -> Tensor:

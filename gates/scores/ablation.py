@@ -33,7 +33,6 @@ def ablate(gates: HeadGates, masks: Tensor, batches: Iterable[Batch], per_exampl
     Args:
         gates: The gates of the model, attached meanwhile. The model is in evaluation mode.
         masks: The gate values, ``[masks, gates]``, from 0 to 1.
-        batches: The batches.
         per_example: A function that runs the model on a batch and returns values ``[examples]`` or ``[examples, values]``,
             such as the loss.
 
@@ -76,13 +75,13 @@ class MeanHeadOutput(HeadMetric):
 
     def __init__(self, sites: Sequence[AttentionSite], **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._names = [f"sum_{index}" for index in range(len(sites))]
-        self._add_sums(self._names, sites)
+        self._names = self._add_sites("sum", sites)
         self.add_state("count", torch.zeros(len(sites), dtype=torch.long), dist_reduce_fx="sum")
 
-    def _add_sums(self, names: Sequence[str], sites: Sequence[AttentionSite]) -> None:
-        for name, site in zip(names, sites, strict=True):
-            self.add_state(name, torch.zeros(site.heads * site.head_dim, dtype=torch.float64), dist_reduce_fx="sum")
+    def _add_sites(self, name: str, sites: Sequence[AttentionSite]) -> list[str]:
+        shapes = {f"{name}_{index}": [site.heads * site.head_dim] for index, site in enumerate(sites)}
+        self.add_sums(**shapes)
+        return list(shapes)
 
     def update(self, site: int, heads: Tensor, valid: Tensor | None = None) -> None:
         """Add the heads ``[batch, query, heads * head_dim]`` of one site. Only valid queries ``[batch, query]`` count; None for
@@ -117,7 +116,7 @@ def given_replacement(gates: HeadGates, outputs: Sequence[Tensor]) -> Iterator[N
     def of_call(site: int, heads: Tensor) -> Tensor:
         if outputs[site].shape != heads.shape:
             raise GateError(
-                f"the heads of {gates.sites[site].name} have the shape {list(heads.shape)}, and what is to replace them "
+                f"the heads of {gates.sites[site].name} have the shape {list(heads.shape)}, but their replacement has "
                 f"{list(outputs[site].shape)}; give outputs for this batch"
             )
         return outputs[site].to(heads)
@@ -134,7 +133,6 @@ def uniform_replacement(model: PreTrainedModel, gates: HeadGates) -> Iterator[No
 
     Args:
         model: A model whose attention goes through Transformers' attention interface.
-        gates: The attached gates of the model.
 
     Raises:
         GateError: If the gates are not attached, or queries of zero do not give uniform attention. Reasons are a position
@@ -223,26 +221,20 @@ def _replaced(gates: HeadGates, replacement: Callable[[int, Tensor], Tensor]) ->
 
 
 class Interchange(NamedTuple):
-    """Hold the effects of interchanges in a batch of pairs.
+    """Hold the effects of interchanges in a batch of pairs."""
 
-    Args:
-        moved: The drop in the margin of an example's answer when one gate's heads read the counterpart, ``[batch, gates]``.
-        apart: The margin on the example minus the margin on the counterpart, ``[batch]``.
-        own: The margin on the example, ``[batch]``.
-    """
-
+    # The drop in the margin of an example's answer when one gate's heads read the counterpart, ``[batch, gates]``.
     moved: Tensor
-    apart: Tensor
-    own: Tensor
+    apart: Tensor  # The margin on the example minus the margin on the counterpart, ``[batch]``
+    own: Tensor  # The margin on the example, ``[batch]``
 
 
 @torch.no_grad()
 def interchange(gates: HeadGates, original: Batch, counterpart: Batch, margin: Callable[[Batch], Tensor]) -> Interchange:
-    """Exchange the output of each gate's heads, one gate at a time.
+    """Replace the outputs of each gate's heads by those on the counterparts, one gate at a time.
 
     Args:
         gates: The gates of the model, attached or not. The model is in evaluation mode meanwhile.
-        original: The batch of examples.
         counterpart: The batch of counterparts, with the same shape.
         margin: A function that runs the model on either batch and returns the margin of the *original's* answer, ``[batch]``,
             such as a difference of logits.
@@ -275,15 +267,13 @@ def effects(moved: Tensor, apart: Tensor) -> Tensor:
     return moved / apart
 
 
-# The constants that take the place of closed heads at the least loss (Li and Janson 2024, arXiv 2409.09951).
+# *Optimal ablation* replaces a closed head by the constant of the lowest loss, the same at every position (Li and Janson 2024,
+# arXiv 2409.09951). Zero, or even the head's mean, can be an input that later layers never saw. The remaining increase of the
+# loss is only due to the head's information.
 #
-# A head that is closed takes away more than its information: zero, or even its mean, can be an input that the layers behind it
-# never saw. *Optimal ablation* puts the constant there, the same at every position, with which the loss is lowest. What the
-# loss still rises by is then due to the head's information alone.
-#
-# Here constants go down the gradient of the mean loss over all examples, from the mean output on, each with a step size of its
-# own (Barzilai and Borwein 1988). A step that does not lower the loss is taken back and tried again shorter. So the loss on
-# these examples is never above that of mean ablation, and neither batches nor processes matter.
+# Constants start from the mean output and descend the gradient of the mean loss over all examples. Each has its own step size
+# (Barzilai and Borwein 1988). A step that does not lower the loss is undone and repeated with a shorter one. So the loss on
+# these examples is never above that of mean ablation, and does not depend on batches or processes.
 
 SHORTER, LONGER = 0.25, 2.0
 """The factors of a step size after a step without progress, and where the curvature is not positive."""
@@ -292,13 +282,12 @@ SHORTER, LONGER = 0.25, 2.0
 def descend_each(
     start: Tensor, evaluate: Callable[[Tensor], tuple[Tensor, Tensor]], *, floor: float | Tensor, steps: int
 ) -> tuple[Tensor, Tensor]:
-    """Minimise several functions, one per row, by steps that never increase them.
+    """Search the minima of several functions, one per row, by steps that never increase them.
 
     Args:
         start: The first points, ``[problems, features]``.
         evaluate: A function from points ``[problems, features]`` to their values ``[problems]`` and gradients.
         floor: The values that set the size of the first step. They are not a bound.
-        steps: The number of steps.
 
     Returns:
         The best points ``[problems, features]`` and their values ``[problems]``, which are at most those at the start.

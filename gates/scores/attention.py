@@ -1,16 +1,15 @@
 """Attention entropy per head, without storing an attention matrix where the model allows it.
 
 For one query i, ``H_i = -sum_j p_ij log p_ij = lse_i - q_i . (sum_j p_ij k_j) * scale``, where lse is the
-log-sum-exp of its scaled scores. The sum in brackets is attention with the keys as values, so one fused attention
-call that also returns its log-sum-exp gives exact entropies in memory linear in the sequence length. Masks that hide keys are
-read a block of queries at a time, and each block attends only to the keys between the first and the last that it sees: so
-causal masks with padding cost half of a full matrix, and sliding windows and packed documents a part of it.
+log-sum-exp of its scaled scores. The sum in brackets is attention with the keys as values. So one fused attention call that
+also returns its log-sum-exp gives exact entropies, and memory is linear in the sequence length. Masks are read a block of
+queries at a time. Each block attends only to the keys between its first and its last visible one. So causal masks with padding
+cost half of a full matrix, and sliding windows and packed documents a part of it.
 
 Where :mod:`gates.scores.entropy_kernel` supports the inputs, a kernel of this project computes the entropy on a GPU in half
-of attention's work. Everywhere else PyTorch's kernels do, in float32, also for models in half precision. Fused kernels in half
-precision (flash and flex attention on a GPU) would be faster, but they round the mean key, and the entropy is a small
-difference of large numbers. With bfloat16 scores of standard deviation 8, whose entropies are 0.8 nats in the mean, the kernel
-of the CPU in bfloat16 is off by up to 0.07 nats, and in float32 by 1e-5. So PyTorch's kernels in half precision are not used.
+of attention's work. Otherwise PyTorch's kernels do, always in float32. Half precision would be faster, but its kernels round
+the mean key, and the entropy is a small difference of large numbers. An example are bfloat16 scores of standard deviation 8,
+with a mean entropy of 0.8 nats. The CPU's kernel has errors of up to 0.07 nats in bfloat16, and 1e-5 in float32.
 """
 
 from __future__ import annotations
@@ -31,34 +30,28 @@ from gates.scores.metric import HeadMetric
 
 # Attention scores and masks, a block of queries at a time, so that memory grows in proportion to the number of keys.
 #
-# A mask is what PyTorch's attention takes for one: true at visible keys, or a summand of the scores that is ``-inf``, or the
-# lowest value of its type, at invisible ones. Attention can also be causal: then query i sees the keys 0 to i alone.
+# Masks are those of PyTorch's attention: true at visible keys, or a summand of the scores. The summand is ``-inf``, or the
+# lowest value of its type, at invisible keys. Under causal attention query i only sees the keys 0 to i.
 
 BLOCK = 256
-"""Queries whose scores, or whose part of a mask, are in memory at a time."""
+"""The number of queries whose scores, or whose part of a mask, are in memory at a time."""
 
 
 def query_blocks(queries: int) -> Iterator[slice]:
-    """All queries, :data:`BLOCK` at a time."""
+    """Yield all queries, :data:`BLOCK` at a time."""
     for start in range(0, queries, BLOCK):
         yield slice(start, min(start + BLOCK, queries))
 
 
 def bias_blocks(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool) -> Iterator[tuple[slice, Tensor | None]]:
-    """The queries of each block, and what is added to their scores: :func:`bias_of`.
-
-    Args:
-        query: queries, ``[batch, heads, query, head_dim]``.
-        key: keys, ``[batch, heads, key, head_dim]``.
-        mask: see above, broadcastable to ``[batch, heads, query, key]``; it may have more keys than there are.
-        causal: whether queries see no later keys.
-    """
+    """Yield the queries of each block and the bias of their scores, :func:`bias_of`. For the arguments see
+    :func:`attention_entropy`; the mask may have more keys than there are."""
     for at in query_blocks(query.shape[2]):
         yield at, bias_of(mask, causal, at, key.shape[2], query.device)
 
 
 def bias_of(mask: Tensor | None, causal: bool, at: slice, keys: int, device: torch.device) -> Tensor | None:
-    """What is added to the scores of some queries, float32, ``[batch or 1, heads or 1, query or 1, key]``.
+    """Return the summand of the scores of some queries, float32, ``[batch or 1, heads or 1, query or 1, key]``.
 
     It is ``-inf`` at invisible keys; None if nothing is added.
 
@@ -75,7 +68,7 @@ def bias_of(mask: Tensor | None, causal: bool, at: slice, keys: int, device: tor
 
 
 def visible_keys(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-    """Return how many keys each query sees, ``[batch or 1, 1, query]``; of a mask by heads, those that the first head sees."""
+    """Return the number of visible keys of each query, ``[batch or 1, 1, query]``, for the first head of a mask by heads."""
     queries, keys = query.shape[2], key.shape[2]
     if mask is None:
         last = torch.arange(1, queries + 1, device=query.device).clamp(max=keys)
@@ -91,15 +84,6 @@ def visible_keys(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool) 
     return torch.cat(blocks, dim=2)
 
 
-def score_blocks(
-    query: Tensor, key: Tensor, scale: float, mask: Tensor | None, softcap: float | None, causal: bool = False
-) -> Iterator[Tensor]:
-    """Yield attention scores before the softmax, ``[batch, heads, BLOCK, key]`` at a time, ``-inf`` at invisible keys. For the
-    arguments see :func:`attention_entropy`."""
-    for at, bias in bias_blocks(query, key, mask, causal):
-        yield scores_of(query[:, :, at], key, scale, bias, softcap)
-
-
 def distribution_blocks(
     query: Tensor,
     key: Tensor,
@@ -110,13 +94,15 @@ def distribution_blocks(
     softcap: float | None = None,
     sink: Tensor | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the scores of each block, float32, and their log-sum-exp with that of a sink, ``[batch, heads, BLOCK]``. For the
-    arguments see :func:`attention_entropy`.
+    """Yield the scores of each block, float32 ``[batch, heads, BLOCK, key]``, ``-inf`` at invisible keys, and their log-sum-exp
+    with that of a sink, ``[batch, heads, BLOCK]``. For the arguments see :func:`attention_entropy`.
 
     The weight of a key is the exponential of their difference, which is NaN for a query that sees no key.
     """
     with torch.autocast(query.device.type, enabled=False):
-        for scores in score_blocks(query.float(), repeated(key.float(), query), scale, mask, softcap, causal):
+        query, key = query.float(), repeated(key.float(), query)
+        for at, bias in bias_blocks(query, key, mask, causal):
+            scores = scores_of(query[:, :, at], key, scale, bias, softcap)
             log_sum_exp = scores.logsumexp(-1)
             if sink is not None:
                 log_sum_exp = torch.logaddexp(log_sum_exp, sink.float().view(1, -1, 1))
@@ -129,7 +115,7 @@ def repeated(key: Tensor, query: Tensor) -> Tensor:
 
 
 def scores_of(query: Tensor, key: Tensor, scale: float, bias: Tensor | None, softcap: float | None) -> Tensor:
-    """Attention scores of all queries that are given, ``[batch, heads, query, key]``."""
+    """Return the attention scores of these queries before the softmax, ``[batch, heads, query, key]``."""
     scores = query @ key.transpose(-1, -2) * scale
     if softcap is not None:
         scores = softcap * (scores / softcap).tanh()
@@ -137,7 +123,7 @@ def scores_of(query: Tensor, key: Tensor, scale: float, bias: Tensor | None, sof
 
 
 def _visible(mask: Tensor | None, causal: bool, at: slice, keys: int, device: torch.device) -> Tensor | None:
-    """Whether queries see keys, ``[batch or 1, heads or 1, query or 1, key]``; None where they see all."""
+    """Return whether queries see keys, ``[batch or 1, heads or 1, query or 1, key]``; None where they see all."""
     visible = None
     if mask is not None:
         rows = _rows(mask, at, keys)
@@ -149,13 +135,13 @@ def _visible(mask: Tensor | None, causal: bool, at: slice, keys: int, device: to
 
 
 def _rows(mask: Tensor, at: slice, keys: int) -> Tensor:
-    """Of a mask, with all keys, also where it says the same of each."""
+    """Return some rows of a mask, expanded to all keys."""
     rows = (mask if mask.shape[2] == 1 else mask[:, :, at])[..., :keys]
     return rows.expand(*rows.shape[:-1], keys)
 
 
 class AttentionMetric(HeadMetric):
-    """Mean of a measure of attention distributions for every head, over all queries that count; exact under DDP.
+    """Average a measure of attention distributions for every head over all queries that count, exactly under DDP.
 
     Padded queries do not count, nor do those that see fewer than ``least_keys`` keys.
     """
@@ -167,42 +153,28 @@ class AttentionMetric(HeadMetric):
     def __init__(self, sites: tuple[AttentionSite, ...], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._sizes = [site.heads for site in sites]
-        self.add_state("total", torch.zeros(sum(self._sizes), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_sums(total=[sum(self._sizes)])
         self.add_state("count", torch.zeros(len(sites), dtype=torch.long), dist_reduce_fx="sum")
 
     @abstractmethod
-    def from_scores(
-        self,
-        query: Tensor,
-        key: Tensor,
-        scale: float,
-        mask: Tensor | None,
-        *,
-        causal: bool = False,
-        softcap: float | None = None,
-        sink: Tensor | None = None,
-    ) -> Tensor:
-        """The measure of every query, ``[batch, heads, query]``; arguments: :func:`attention_entropy`."""
+    def from_scores(self, query: Tensor, key: Tensor, scale: float, mask: Tensor | None, **more: Any) -> Tensor:
+        """Return the measure of every query, ``[batch, heads, query]``. For the arguments see :func:`attention_entropy`."""
 
     @abstractmethod
     def from_matrix(self, weights: Tensor) -> Tensor:
-        """The same from attention weights ``[batch, heads, query, key]``."""
+        """Return the measure of every query from attention weights ``[batch, heads, query, key]``."""
 
     def normalised(self, values: Tensor, visible: Tensor) -> Tensor:
-        """The measure as it is averaged; by default as it is."""
+        """Return the values to average; by default those of the measure."""
         return values
 
     def update(self, site: int, values: Tensor, visible: Tensor, valid: Tensor | None = None) -> None:
         """Add one forward pass of one site.
 
         Args:
-            site: index of the site.
-            values: measure of every query, ``[batch, heads, query]``.
-            visible: keys each query sees, broadcastable to ``[batch, 1, query]``.
-            valid: queries that are not padding, ``[batch, query]``; None if all count.
-
-        Raises:
-            GateError: for a mask of another shape.
+            values: The measure of every query, ``[batch, heads, query]``.
+            visible: The number of visible keys of each query, broadcastable to ``[batch, 1, query]``.
+            valid: The queries that are not padding, ``[batch, query]``; None if all count.
         """
         counted = visible.expand(values.shape[0], 1, values.shape[2]) >= self.least_keys
         if valid is not None:
@@ -213,7 +185,7 @@ class AttentionMetric(HeadMetric):
         self.count[site] += counted.sum().to(self.count.device)
 
     def compute(self) -> Tensor:
-        """Mean of the measure, ``[heads]``."""
+        """Return the mean of the measure, ``[heads]``."""
         sizes = torch.tensor(self._sizes, device=self.count.device)
         return self.total / self.count.repeat_interleave(sizes, output_size=self.total.numel()).clamp(min=1)
 
@@ -229,16 +201,16 @@ def attention_entropy(
     softcap: float | None = None,
     sink: Tensor | None = None,
 ) -> Tensor:
-    """Entropy in nats of each query's attention distribution, ``[batch, heads, query]``, float32; 0 for one that sees no key.
+    """Return the entropy in nats of each query's attention distribution, ``[batch, heads, query]``, float32; 0 without a key.
 
     Args:
-        query: queries, ``[batch, heads, query, head_dim]``.
-        key: keys, ``[batch, heads, key, head_dim]``, or fewer heads that are shared by as many consecutive queries each.
-        mask: true at visible keys, or a summand of the scores that is ``-inf`` or its type's lowest value at invisible keys
-            and anything finite elsewhere; broadcastable to ``[batch, heads, query, key]``.
-        causal: whether query i sees the keys 0 to i alone, of those that the mask shows.
-        softcap: scores become ``softcap * tanh(score / softcap)`` before the summand (Gemma 2).
-        sink: score of a further outcome at which nothing is read, ``[heads]`` (GPT-OSS); it counts as one more key.
+        query: The queries, ``[batch, heads, query, head_dim]``.
+        key: The keys, ``[batch, heads, key, head_dim]``. With fewer heads, consecutive query heads share each.
+        mask: The visible keys, bool, or a finite summand of the scores, ``-inf`` or its type's lowest value at invisible keys.
+            It is broadcastable to ``[batch, heads, query, key]``.
+        causal: Whether query i only sees the keys 0 to i, of those that the mask shows.
+        softcap: The limit of scores, which become ``softcap * tanh(score / softcap)`` before the summand (Gemma 2).
+        sink: The score of a further outcome at which nothing is read, ``[heads]`` (GPT-OSS). It counts as one more key.
     """
     if entropy_kernel.supports(query, key, scale, mask, softcap=softcap, sink=sink):
         return entropy_kernel.kernel_entropy(query, key, scale, mask, causal=causal, sink=sink)
@@ -259,15 +231,14 @@ def attention_entropy(
 
 
 def _only_hides(mask: Tensor | None, bias: Tensor | None) -> bool:
-    """Whether a mask hides keys and adds nothing to other scores; what is added (T5, ALiBi) changes the entropy identity. Of a
-    mask of booleans this is known without a look at what was made of its rows."""
+    """Return whether a mask only hides keys. A summand of other scores (T5, ALiBi) changes the entropy identity."""
     if mask is None or bias is None or mask.dtype == torch.bool:
         return True
     return bool(((bias == -torch.inf) | (bias == 0)).all())
 
 
 def _over_seen_keys(query: Tensor, key: Tensor, scale: float, bias: Tensor | None, sink: Tensor | None) -> Tensor | None:
-    """The entropy of queries from which a bias hides keys, by a fused kernel over those that any of them sees."""
+    """Return the entropy by a fused kernel over the keys that any of these queries sees."""
     if bias is None:
         return _fused(query, key, scale, None, sink)
     seen = (bias.amax((0, 1, 2)) > -torch.inf).nonzero()
@@ -279,7 +250,7 @@ def _over_seen_keys(query: Tensor, key: Tensor, scale: float, bias: Tensor | Non
 
 
 def _from_moments(log_sum_exp: Tensor, mean_score: Tensor, sink: Tensor | None) -> Tensor:
-    """Entropy from the log-sum-exp and the mean of the scores, with the sink as one more outcome."""
+    """Return the entropy from the log-sum-exp and the mean of the scores, with the sink as one more outcome."""
     if sink is None:
         return log_sum_exp - mean_score
     whole = torch.logaddexp(log_sum_exp, sink)
@@ -288,7 +259,7 @@ def _from_moments(log_sum_exp: Tensor, mean_score: Tensor, sink: Tensor | None) 
 
 
 def _explicit(scores: Tensor, sink: Tensor | None) -> Tensor:
-    """The definition, for a block of queries."""
+    """Return the entropy of a block of queries by its definition."""
     if sink is not None:
         scores = torch.cat([scores, sink.unsqueeze(-1).expand(*scores.shape[:-1], 1)], dim=-1)
     log_p = scores.log_softmax(-1)
@@ -298,7 +269,7 @@ def _explicit(scores: Tensor, sink: Tensor | None) -> Tensor:
 def _fused(
     query: Tensor, key: Tensor, scale: float, bias: Tensor | None, sink: Tensor | None, *, causal: bool = False
 ) -> Tensor | None:
-    """The entropy from attention with V = K and its log-sum-exp; None where no kernel of PyTorch gives them."""
+    """Return the entropy from attention with V = K and its log-sum-exp; None where no kernel of PyTorch returns them."""
     found = _kernel(query, key, scale, bias, causal)
     if found is None:
         return None
@@ -307,9 +278,9 @@ def _fused(
 
 
 def _kernel(query: Tensor, key: Tensor, scale: float, bias: Tensor | None, causal: bool) -> tuple[Tensor, Tensor] | None:
-    """Attention with V = K and its log-sum-exp from PyTorch's fused kernels; None where they are not to be had.
+    """Return attention with V = K and its log-sum-exp from PyTorch's fused kernels; None where there is none.
 
-    The operators are not public: any failure to call them falls back to the explicit blocks.
+    The operators are not public, so any failure to call them falls back to the explicit blocks.
     """
     shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     if bias is not None:
@@ -332,7 +303,7 @@ def _kernel(query: Tensor, key: Tensor, scale: float, bias: Tensor | None, causa
 
 
 def _aligned(bias: Tensor) -> Tensor:
-    """The efficient kernel wants rows of the bias to start at multiples of 16 elements."""
+    """Return a bias whose rows start at multiples of 16 elements, as the efficient kernel requires."""
     keys = bias.shape[-1]
     padded = bias.new_zeros(*bias.shape[:-1], math.ceil(keys / 16) * 16)
     padded[..., :keys] = bias
@@ -346,7 +317,7 @@ def normalised_entropy(entropy: Tensor, visible: Tensor) -> Tensor:
 
 
 class AttentionEntropy(AttentionMetric):
-    """Mean normalised attention entropy of every head; queries that see one key do not count.
+    """Average the normalised attention entropy of every head. Queries that see one key do not count.
 
     >>> from gates import find_attention, observe_entropy
     >>> from transformers import BertConfig, BertModel
@@ -370,27 +341,23 @@ class AttentionEntropy(AttentionMetric):
         return normalised_entropy(values, visible)
 
 
-# Attention confidence per head: how much a query attends to the key it attends to most (Voita et al. 2019, section 4.1).
-#
-# The mean of the largest attention weight over all queries that are not padding. Voita et al. leave out attention to the
-# end-of-sentence symbol; here nothing is left out.
+# The attention confidence of a head is its mean largest attention weight over all queries that are not padding (Voita et al.
+# 2019, section 4.1). Voita et al. exclude attention to the end-of-sentence symbol; here nothing is excluded.
 
 
 @torch.no_grad()
 def attention_confidence(query: Tensor, key: Tensor, scale: float, mask: Tensor | None = None, **more: Any) -> Tensor:
     """Return the largest attention weight of each query, ``[batch, heads, query]``, float32.
 
-    It takes memory linear in the number of keys, and is 0 for a query that sees no key.
-
-    Args:
-        query, key, scale, mask, more: see :func:`attention_entropy`; a sink's own weight is no confidence.
+    Memory is linear in the number of keys. The weight of a sink does not count, and a query that sees no key has 0. For the
+    arguments see :func:`attention_entropy`.
     """
     blocks = distribution_blocks(query, key, scale, mask, **more)
     return torch.cat([(scores.amax(-1) - log_sum_exp).exp().nan_to_num(0.0) for scores, log_sum_exp in blocks], dim=2)
 
 
 class AttentionConfidence(AttentionMetric):
-    """Mean largest attention weight of every head, in [0, 1].
+    """Average the largest attention weight of every head, in [0, 1].
 
     >>> from gates import find_attention, observe_attention
     >>> from transformers import BertConfig, BertModel

@@ -1,15 +1,15 @@
-"""Removal of heads by an optimal brain surgeon: what is lost of a site's output once the kept heads have made up for a head.
+"""Score heads by an optimal brain surgeon: the error of a site's output after the kept heads compensate for a removed head.
 
-ZipLM (Kurtic, Frantar and Alistarh 2023) for heads. Of ``y = W x + b`` on the dense weights, ``H`` is the second moment of x
-about its mean, with a ridge. If the columns S of a head go and all others take their best values, ``W`` changes by
+This is ZipLM (Kurtic, Frantar and Alistarh 2023) for heads. For ``y = W x + b`` with dense weights, ``H`` is the second moment
+of x about its mean, plus a ridge. Remove the columns S of a head, and give all others their best values. Then ``W`` changes by
 ``-W_S (H^-1_SS)^-1 H^-1_S:``, and the error of the output has the second moment ``W_S (H^-1_SS)^-1 W_S^T``, ``[out, out]``.
-Heads of a layer go one at a time, the one of the least error first; ``H^-1`` and ``W`` follow by block elimination, so that
-each head is judged with what the removed ones have left to the others.
+Heads of a layer are removed one at a time, the one with the least error first. Block elimination updates ``H^-1`` and ``W``,
+so each score takes the earlier removals into account.
 
-Layers are compared by what the loss feels of such an error e: ``1/2 E (g . e)^2`` with g the gradient of an example's loss
-with respect to the output at a position. With g and e independent of each other, and positions too, this is
-``1/2 tr(G E e e^T)``, where ``G = E g g^T`` is the output's factor of the Fisher information in K-FAC (Martens and Grosse 2015;
-for the removal of structures, Wang et al. 2019). ``G`` changes what an error costs, not the update that makes it least.
+Layers are compared by the effect of an error e on the loss, ``1/2 E (g . e)^2``. Here g is the gradient of an example's loss
+with respect to the output at a position. If g, e and positions are independent, this is ``1/2 tr(G E e e^T)``. ``G = E g g^T``
+is the output's factor of the Fisher information in K-FAC (Martens and Grosse 2015; for structures, Wang et al. 2019). It
+changes the cost of an error, not the best update.
 """
 
 from __future__ import annotations
@@ -35,19 +35,15 @@ RIDGE = 0.01
 
 
 class OutputMoments(NamedTuple):
-    """Hold sums over positions of the inputs x ``[in]`` of an output projection and the gradients g ``[out]`` of its output.
+    """Hold sums over positions of the inputs x ``[in]`` of an output projection and the gradients g ``[out]`` of its output."""
 
-    Args:
-        examples, positions: The numbers of examples and positions.
-        x, xx: The sums of inputs ``[in]`` and their products ``[in, in]``.
-        gg: The sum of products of gradients, ``[out, out]``.
-    """
-
+    # The numbers of examples and positions.
     examples: Tensor
     positions: Tensor
+    # The sums of inputs ``[in]`` and their products ``[in, in]``.
     x: Tensor
     xx: Tensor
-    gg: Tensor
+    gg: Tensor  # The sum of products of gradients, ``[out, out]``
 
 
 class SiteMoments(HeadMetric):
@@ -61,9 +57,7 @@ class SiteMoments(HeadMetric):
 
     def __init__(self, features: int, outputs: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        shapes = {"examples": (), "positions": (), "x": (features,), "xx": (features,) * 2, "gg": (outputs,) * 2}
-        for name, shape in shapes.items():
-            self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_sums(examples=[], positions=[], x=[features], xx=[features, features], gg=[outputs, outputs])
 
     def update(self, inputs: Tensor, gradients: Tensor, examples: int, valid: Tensor | None = None) -> None:
         """Add a batch.
@@ -71,7 +65,6 @@ class SiteMoments(HeadMetric):
         Args:
             inputs: The concatenated heads, ``[batch, query, in]``, or ``[..., in]`` where all count.
             gradients: The gradients of the summed losses with respect to the output, ``[batch, query, out]`` or ``[..., out]``.
-            examples: The number of examples.
             valid: The queries that are not padding, ``[batch, query]``; None if all count.
         """
         x, g = valid_positions(inputs, valid).double(), valid_positions(gradients, valid).double()
@@ -89,7 +82,6 @@ def output_gradients(gates: HeadGates, losses: Callable[[], Tensor]) -> list[tup
     """Return the inputs of the output projections in one forward pass, and the gradients of the loss at their outputs.
 
     Args:
-        gates: The gates of the model.
         losses: A function that runs the model and returns the per-example losses ``[batch]``.
 
     Returns:
@@ -164,7 +156,6 @@ def brain_surgeon_scores(gates: HeadGates, moments: Sequence[OutputMoments], *, 
     """Return the score of every gate, ``[gates]``, float64, in units of the loss per example; higher is kept first.
 
     Args:
-        gates: The gates of the model.
         moments: The moments of every site, for the present weights.
         ridge: The strength of the ridge; see :data:`RIDGE`.
     """

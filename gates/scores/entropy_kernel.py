@@ -185,8 +185,8 @@ def launch_options(dtype: torch.dtype, head_dim: int) -> dict[str, Any]:
     Powers of two and the sums after them take as long as the product, so they decide. They are computed in registers. A tile of
     128 queries and 64 keys gives each thread of 8 warps 32 scores of 2 queries. That takes about 128 registers at most, so two
     programs share a multiprocessor: one multiplies while the other one sums. With 128 keys it would take up to 219. Shared
-    memory holds the queries and two or three tiles of keys and masks. It must stay below the 99 KB that all GPUs since 8.0
-    have, so there are two tiles from 128 features on, and smaller ones with 256.
+    memory holds the queries and two or three tiles of keys and masks. It must stay below 99 KB, the limit of all GPUs since
+    8.0. So there are two tiles from 128 features on, and smaller ones with 256.
 
     Tensor cores would round float32 to TF32, so its products are sums of ordinary multiplications. These keep their operands in
     registers, and 64 features at once would spill them. So queries and keys are read 16 features at a time. With 168 registers

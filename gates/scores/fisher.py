@@ -1,13 +1,13 @@
-"""The pruning framework of Kwon et al. 2022 (arXiv 2204.09656) for heads: search, rearrangement and rescaling of a mask.
+"""Search, rearrange and rescale a mask of heads (the pruning framework of Kwon et al. 2022, arXiv 2204.09656).
 
 With z = 1 at a minimum of the loss, closing the gates c changes it by ``1/2 c^T F c`` with the Fisher information
-``F = E_x (dL/dz)(dL/dz)^T``. Three steps use ever more of it:
+``F = E_x (dL/dz)(dL/dz)^T``. There are three steps:
 
-1. *search*: F's diagonal alone. Without a limit on FLOPs the best mask keeps the highest ``E (dL/dz)^2``.
-2. *rearrangement*: each layer keeps its number of gates, but which ones is chosen by the layer's whole block of F.
-3. *rescaling*: the kept gates take real values with which a layer's output is nearest to the dense model's (least squares).
+1. *search* uses F's diagonal. Without a limit on FLOPs the best mask keeps the highest ``E (dL/dz)^2``.
+2. *rearrangement* chooses among the gates of a layer by its whole block of F, and keeps their number.
+3. *rescaling* gives the kept gates real values, by least squares between a layer's output and the dense model's.
 
-Their released code takes a gradient per mini-batch; here each example has one of its own, as in the paper.
+Their released code computes a gradient per mini-batch. Here each example has its own, as in the paper.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from gates.scores.importance import check_rows
 from gates.scores.metric import HeadMetric
 
 ALL_SUBSETS = 20_000
-"""Layers with at most this many candidate masks are searched whole: any layer of up to 16 gates."""
+"""The number of candidate masks up to which all are tried: any layer of up to 16 gates."""
 LARGEST_SCALE = 10.0
-"""Kwon et al. give up on a layer whose rescaled gates leave [-10, 10]."""
+"""The limit of absolute gate values, as in Kwon et al. A layer beyond it is not rescaled."""
 
 
 class FisherInformation(HeadMetric):
@@ -47,7 +47,7 @@ class FisherInformation(HeadMetric):
 
     def __init__(self, gates: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.add_state("products", torch.zeros(gates, gates, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_sums(products=[gates, gates])
         self.add_state("samples", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, gradients: Tensor) -> None:
@@ -76,18 +76,15 @@ def removal_cost(mask: Tensor, fisher: Tensor, layer_index: Tensor) -> Tensor:
 
 
 def rearrange(mask: Tensor, fisher: Tensor, layer_index: Tensor) -> Tensor:
-    """Exchange kept and closed gates within each layer so that :func:`removal_cost` falls (their mask rearrangement).
+    """Return a mask with the same number of gates in each layer and a lower :func:`removal_cost` (their rearrangement).
 
-    The paper exchanges greedily. A layer with few enough masks is searched whole here, which is exact; a larger one makes the
-    best exchange until none helps. Either way the cost never rises, and a layer at its best stays as it is.
+    The paper exchanges gates greedily. Here a layer with few masks tries all, which is exact. A larger one repeats the best
+    exchange until none helps. The cost never rises, and an optimal layer does not change.
 
     Args:
-        mask: 0/1 mask ``[gates]`` from the search.
-        fisher: Fisher information of the gates, ``[gates, gates]``.
-        layer_index: layer of each gate, ``[gates]``.
-
-    Returns:
-        A new mask with as many ones in each layer.
+        mask: The mask of 0 and 1 from the search, ``[gates]``.
+        fisher: The Fisher information of the gates, ``[gates, gates]``.
+        layer_index: The layer of each gate, ``[gates]``.
     """
     result = mask.clone()
     for layer in layer_index.unique():
@@ -99,7 +96,7 @@ def rearrange(mask: Tensor, fisher: Tensor, layer_index: Tensor) -> Tensor:
 
 
 def _cheapest(closed: Tensor, block: Tensor) -> Tensor:
-    """The gates to close, bool ``[members]``: as many as in ``closed``, at the least ``c^T F c``."""
+    """Return the gates to close, bool ``[members]``: as many as in ``closed``, at the lowest ``c^T F c``."""
     size, count = len(closed), int(closed.sum())
     if math.comb(size, count) > ALL_SUBSETS:
         return _exchange(closed, block)
@@ -126,16 +123,16 @@ def _exchange(closed: Tensor, block: Tensor) -> Tensor:
 
 
 def gram_and_cross(second: Tensor, cross: Tensor, weight: Tensor, gates: int) -> tuple[Tensor, Tensor]:
-    """Inner products of what the heads add to a site's output, from moments of its input.
+    """Return inner products of the heads' contributions to a site's output, from moments of its input.
 
-    Head h adds ``W_h x_h`` at a position, so ``sum <W_h x_h, W_k x_k>`` is the sum of the entries of the product of
-    ``W_h^T W_k`` and ``sum x_h x_k^T``: no output is ever stored.
+    Head h adds ``W_h x_h`` at a position. So ``sum <W_h x_h, W_k x_k>`` is the sum over the elementwise product of
+    ``W_h^T W_k`` and ``sum x_h x_k^T``, and no output is stored.
 
     Args:
-        second: ``sum x x^T`` over positions, ``[features, features]``, of the concatenated heads before their gates.
-        cross: ``sum x d^T``, with d the same position in the dense model.
-        weight: weight of the output projection, ``[out, features]``.
-        gates: gates of the site, each with ``features / gates`` neighbouring features.
+        second: The sum ``x x^T`` over positions, ``[features, features]``, of the concatenated heads before their gates.
+        cross: The sum ``x d^T``, with d the same position in the dense model.
+        weight: The weight of the output projection, ``[out, features]``.
+        gates: The number of gates of the site, each with ``features / gates`` adjacent features.
 
     Returns:
         The Gram matrix ``[gates, gates]`` and the inner products with the dense model's output without bias, ``[gates]``.
@@ -146,27 +143,24 @@ def gram_and_cross(second: Tensor, cross: Tensor, weight: Tensor, gates: int) ->
 
 
 def rescale(mask: Tensor, gram: Tensor, cross: Tensor, *, damping: float = 1e-6) -> Tensor:
-    """The values of a site's kept gates with which its output is nearest to the dense model's (their mask tuning).
+    """Return values of a site's kept gates by least squares between its output and the dense model's (their mask tuning).
 
-    Minimises ``|sum_h s_h a_h - y|^2 + damping * mean(diagonal of the Gram matrix) * |s - 1|^2``: the damping draws to 1, as
-    theirs does, so heads that do nothing stay at 1. It also makes sure that the squared error is never above that of s = 1.
+    They minimise ``|sum_h s_h a_h - y|^2 + damping * mean(diagonal of the Gram matrix) * |s - 1|^2``. The damping pulls to 1,
+    as theirs does, so heads without effect stay at 1. The squared error is never above that of s = 1.
 
     Args:
-        mask: 0/1 mask of the site, ``[gates]``.
-        gram, cross: results of :func:`gram_and_cross`.
-        damping: ridge, relative to the mean squared contribution of a kept gate.
+        mask: The mask of 0 and 1 of the site, ``[gates]``.
+        gram, cross: The results of :func:`gram_and_cross`. Must be finite.
+        damping: The ridge, relative to the mean squared contribution of a kept gate.
 
     Returns:
-        Gate values ``[gates]``, float64, 0 where closed. Where one leaves [-10, 10], the fit is not to be trusted and the mask
-        comes back as it is.
-
-    Raises:
-        GateError: for a Gram matrix or products that are not finite.
+        The gate values ``[gates]``, float64, 0 where closed. If one is beyond [-10, 10], the fit is unreliable, and the mask
+        is returned unchanged.
     """
     if not (bool(gram.isfinite().all()) and bool(cross.isfinite().all())):
         raise GateError(
-            "what the heads add to a site's output is not finite, so their gates cannot be rescaled; look for infinite weights "
-            "or inputs, or a learning rate that was too high"
+            "the contributions of heads to a site's output are not finite, so gates cannot be rescaled; look for infinite "
+            "weights or inputs, or a learning rate that was too high"
         )
     kept = (mask > 0).nonzero().flatten()
     values = mask.to(gram.device, torch.float64, copy=True)

@@ -1,12 +1,13 @@
 """Compute the Head Importance Score (HIS; Michel, Levy and Neubig 2019): the sensitivity of the loss to each head.
 
 ``I_h = E_x |dL(x) / d xi_h|`` at ``xi = 1``: the expectation over *examples* of an absolute value. Every example has its own
-copy of the gates, so one backward pass over the summed losses gives every per-example gradient exactly, at any batch size.
+copy of the gates. So one backward pass over the summed losses gives all per-example gradients exactly, at any batch size.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +27,8 @@ from gates.scores.metric import HeadMetric
 
 # Every row and position of a site has its own gate, so the gradient of an example is the sum over its rows. These rows are
 # found by the gradients of some examples' losses: see :mod:`gates.attention.examples`. One more backward pass checks the rows
-# found for an earlier batch, since the same function may pair other rows later.
+# found for an earlier batch, since the same function may pair other rows later. It ends at the last site of each stack, because
+# a whole pass would take half as long again as the scores.
 
 Place = tuple[int, torch.Size]
 """A site and the shape of its heads, ``[..., heads * head_dim]``."""
@@ -99,7 +101,12 @@ def gate_gradients(
             axes = [None] * len(axes)
         gradients = torch.autograd.grad(each.sum(), [*leaves, *weights], retain_graph=examples > 1, materialize_grads=True)
         rows = gradients[: len(leaves)]
-        if examples > 1 and not _still_hold(axes, leaves, rows, each):
+        known_rows = [
+            (place, axis, leaf, part)
+            for place, axis, leaf, part in zip(places, axes, leaves, rows, strict=True)
+            if axis is not None
+        ]
+        if examples > 1 and known_rows and not _still_hold(_last_of_stacks(gates, known_rows), each):
             axes = [None] * len(axes)
         to_examples = [_nothing(examples) if axis is None else partial(axis.collect, examples=examples) for axis in axes]
         if any(axis is None and bool((part != 0).any()) for axis, part in zip(axes, rows, strict=True)):
@@ -124,21 +131,27 @@ def _check(gates: HeadGates, losses: Tensor, ran: set[int]) -> None:
         )
 
 
-def _still_hold(axes: Sequence[ExampleAxis | None], leaves: list[Tensor], rows: Sequence[Tensor], losses: Tensor) -> bool:
-    """Return whether the axes assign every row to the example whose loss depends on it.
+KnownRows = tuple[Place, ExampleAxis, Tensor, Tensor]
+"""A place with the axis of its examples, its leaf and the gradient of the leaf."""
 
-    With a weight for each loss, the gradient of a row is that of the plain sum times the weight of its example. Unknown axes
-    (None) are not checked. The graph of the losses is kept.
+
+def _last_of_stacks(gates: HeadGates, known: Sequence[KnownRows]) -> list[KnownRows]:
+    """Return the last place of each stack: of one shape, at sites whose names differ in numbers only."""
+    return list({(re.sub(r"\d+", "", gates.sites[one[0][0]].name), one[0][1]): one for one in known}.values())
+
+
+def _still_hold(known: Sequence[KnownRows], losses: Tensor) -> bool:
+    """Return whether axes assign every row to the example whose loss depends on it.
+
+    With a weight for each loss, the gradient of a row is that of the plain sum times the weight of its example. The graph of
+    the losses is kept.
     """
     examples = len(losses)
-    checked = [(axis, leaf, part) for axis, leaf, part in zip(axes, leaves, rows, strict=True) if axis is not None]
-    if not checked:
-        return True
     factors = torch.logspace(-8, 8, examples, base=2, device=losses.device, dtype=torch.float32)
     weighted = torch.autograd.grad(
-        (losses * factors).sum(), [leaf for _, leaf, _ in checked], retain_graph=True, materialize_grads=True
+        (losses * factors).sum(), [leaf for _, _, leaf, _ in known], retain_graph=True, materialize_grads=True
     )
-    for (axis, _, part), other in zip(checked, weighted, strict=True):
+    for (_, axis, _, part), other in zip(known, weighted, strict=True):
         expected = axis.collect(part.abs().float(), examples) * factors.to(part.device)[:, None]
         found = axis.collect(other.abs().float(), examples)
         if bool(((found - expected).abs() > RTOL[part.dtype] * expected.amax(-1, keepdim=True)).any()):
@@ -387,7 +400,7 @@ class HeadImportance(HeadMetric):
 
 # Importance of a head by its attention weights: ``I_h = E_x sum_ij |dL(x) / dA_h,ij|``.
 #
-# This variant of HIS, from lecture notes and interpretability work, differentiates the loss with respect to the attention
+# This variant of HIS is from lecture notes and interpretability work. It differentiates the loss with respect to the attention
 # matrix A_h (after the softmax) instead of the head's output. The absolute values are summed over queries and keys, then
 # averaged over examples. A key without weight (padding, or the future of a causal query) does not count, because its weight
 # cannot change. Unlike HIS it ignores the size of a weight, and it needs O(query * key) memory and eager attention.

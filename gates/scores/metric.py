@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torchmetrics import Metric
 
 
@@ -22,6 +23,11 @@ class HeadMetric(Metric):
     head, into scalars."""
 
     full_state_update = False
+
+    def add_sums(self, **shapes: Sequence[int]) -> None:
+        """Add states of these shapes: float64 zeros, to accumulate sums over batches and processes."""
+        for name, shape in shapes.items():
+            self.add_state(name, torch.zeros(tuple(shape), dtype=torch.float64), dist_reduce_fx="sum")
 
     def _wrap_compute(self, compute: Callable[..., Any]) -> Callable[..., Any]:
         # The result may be the state itself, which later updates change.

@@ -66,15 +66,10 @@ def shapley_rows(
 
 
 class Shapley(NamedTuple):
-    """Hold Shapley values, each ``[gates]``, float64, in units of the loss.
+    """Hold Shapley values, each ``[gates]``, float64, in units of the loss."""
 
-    Args:
-        values: The estimates, negative for a harmful head.
-        standard_error: The standard errors of the estimates.
-    """
-
-    values: Tensor
-    standard_error: Tensor
+    values: Tensor  # The estimates, negative for a harmful head
+    standard_error: Tensor  # The standard errors of the estimates
 
 
 class ShapleyValues(HeadMetric):
@@ -86,8 +81,7 @@ class ShapleyValues(HeadMetric):
 
     def __init__(self, gates: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        for name in ("total", "square"):
-            self.add_state(name, torch.zeros(gates, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_sums(total=[gates], square=[gates])
         self.add_state("samples", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, rows: Tensor) -> None:

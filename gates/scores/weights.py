@@ -1,9 +1,9 @@
 """Score a head by its output weights: the sum of ``|w * dL/dw|`` over its columns of the output projection.
 
 This is the first-order (Taylor) criterion of Molchanov et al. 2017 and 2019 on weights. The gradient is averaged over the
-scoring set *before* the product. Without the absolute value the sum over a head's columns is exactly the signed gradient of
-its gate, ``sum_w w * dL/dw = dL/dz`` at z = 1, because the gate scales those columns. So the score is at least ``|E dL/dz|``;
-HIS, ``E |dL/dz|``, takes the absolute value per example and after the sum over weights.
+scoring set *before* the product. The gate scales a head's columns. So without the absolute value their sum is exactly its
+signed gradient, ``sum_w w * dL/dw = dL/dz`` at z = 1, and the score is at least ``|E dL/dz|``. HIS, ``E |dL/dz|``, takes the
+absolute value per example and after the sum over weights.
 """
 
 from __future__ import annotations
@@ -64,17 +64,14 @@ class MeanGradients(HeadMetric):
         return [getattr(self, name) / self.examples for name in self._names]
 
 
-# FLAP's score of a head (An et al. 2024, arXiv 2312.11983): how much of what it adds to a layer changes from input to input.
+# FLAP (An et al. 2024, arXiv 2312.11983) scores the fluctuation of a head's contribution from input to input. The mean
+# contribution can be a constant in the bias of the output projection (mean replacement, :mod:`gates.scores.ablation`).
 #
-# What a head puts out on average can be had without it, as a constant in the bias of the output projection; what is lost is its
-# fluctuation. Feature f of the concatenated heads scores ``Var(x_f) * |W_f|^2``, with the sample variance over positions and
-# the squared norm of its column of the output projection. The scores of a layer's features are standardised, to mean 0 and
-# standard deviation 1, so that layers can be compared, and a head's score is the mean over its features. This is the paper's
-# metric WIFV with its structure AL, for attention alone. The constant itself is mean replacement
-# (:mod:`gates.scores.ablation`).
-#
-# The released code updates the variance sequence by sequence and starts with the second one. Here it is that of all positions
-# that are not padding.
+# Feature f of the concatenated heads scores ``Var(x_f) * |W_f|^2``: the sample variance over positions times the squared norm
+# of its column of the output projection. To compare layers, the scores of a layer's features are standardised to mean 0 and
+# standard deviation 1. A head's score is the mean over its features. This is the paper's metric WIFV with its structure AL,
+# only for attention. The released code updates the variance by sequence, from the second one. Here it is that of all positions
+# without padding.
 
 
 class HeadOutputVariance(MeanHeadOutput):
@@ -83,8 +80,7 @@ class HeadOutputVariance(MeanHeadOutput):
 
     def __init__(self, sites: Sequence[AttentionSite], **kwargs: Any) -> None:
         super().__init__(sites, **kwargs)
-        self._squares = [f"square_{index}" for index in range(len(sites))]
-        self._add_sums(self._squares, sites)
+        self._squares = self._add_sites("square", sites)
 
     def _add(self, site: int, rows: Tensor) -> None:
         super()._add(site, rows)
@@ -116,16 +112,14 @@ def _standardised(values: Tensor) -> Tensor:
     return torch.where(spread > 0, (values - values.mean()) / spread, 0.0)
 
 
-# Greedy-Gnorm (Guo and Sheridan 2026, arXiv 2602.04491): heads by the gradients of their query, key and value weights.
+# Greedy-Gnorm (Guo and Sheridan 2026, arXiv 2602.04491) scores a head by ``|dL/dW_Q| * |dL/dW_K| * |dL/dW_V|``. These are the
+# l2 norms of the gradients of its own blocks of the three projections. The head with the lowest score is removed, and all
+# others are scored again (:func:`gates.scores.importance.removal_ranking`, one head in each step).
 #
-# A head scores ``|dL/dW_Q| * |dL/dW_K| * |dL/dW_V|``, the product of the l2 norms of the gradients of its own blocks of the
-# three projections. The head of the lowest score is removed, all that are left are scored again, and so on
-# (:func:`gates.scores.importance.removal_ranking`, one head in each step).
-#
-# The product and the loop are the abstract's. The objective L is that of the released code (Sheridan-Stable/greedy-gnorm): the
-# norm of the logits, which needs no labels. There it is the norm of all logits of a batch, with dropout on, and the norms of
-# gradients are averaged over batches. Here L is the mean over examples of the norm of an example's logits, without dropout, and
-# the norms are of its whole gradient, so that the score depends neither on the batches nor on the number of processes.
+# The product and the loop follow the abstract. The objective L follows the released code (Sheridan-Stable/greedy-gnorm): the
+# norm of the logits, which needs no labels. The code takes the norm of all logits of a batch, with dropout, and averages the
+# norms of gradients over batches. Here L is the mean over examples of the norm of an example's logits, without dropout. The
+# norms are those of its whole gradient, so the score does not depend on the batches or the number of processes.
 
 
 def input_weights(gates: HeadGates) -> list[Tensor]:

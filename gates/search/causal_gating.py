@@ -31,20 +31,15 @@ Batch = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class CausalRoles:
-    """Hold the final gates of both fits for several seeds.
+    """Hold the final gates of both fits for several seeds."""
 
-    Args:
-        priced: The gates of the fits with a price, ``[seeds, gates]``, from 0 to 1.
-        rewarded: The gates of the fits with a reward, ``[seeds, gates]``.
-    """
-
-    priced: Tensor
-    rewarded: Tensor
+    with_price: Tensor  # The gates of the fits with a price, ``[seeds, gates]``, from 0 to 1
+    with_reward: Tensor  # The gates of the fits with a reward, ``[seeds, gates]``
 
     def scores(self) -> Tensor:
         """Return the score of each of :data:`ROLES` for each gate and seed, ``[seeds, gates, 3]``: open despite the price;
         open only for the reward; closed despite the reward."""
-        return torch.stack([self.priced, self.rewarded * (1 - self.priced), 1 - self.rewarded], dim=-1)
+        return torch.stack([self.with_price, self.with_reward * (1 - self.with_price), 1 - self.with_reward], dim=-1)
 
     def roles(self) -> Tensor:
         """Return the index in :data:`ROLES` of each gate's role, ``[gates]``, which has the highest mean score over seeds."""
@@ -99,14 +94,14 @@ def causal_roles(
             raise GateError(f"{name} is {value}; expected a number above 0")
     if not batches or not seeds:
         raise GateError("causal roles need at least one batch and one seed; none is given")
-    priced, rewarded = [], []
+    with_price, with_reward = [], []
     with alone(gates.model), gates.attached(), observing(gates.model, gates.sites), frozen(gates.model), torch.enable_grad():
         for seed in seeds:
             fit = _Fit(gates, batches, losses, steps, learning_rate, seed, advance)
             start = fit.log_alpha(0.0, fit.random_start())
-            priced.append(fit.gates(price, start))
-            rewarded.append(fit.gates(-price, start))
-    return CausalRoles(torch.stack(priced), torch.stack(rewarded))
+            with_price.append(fit.gates(price, start))
+            with_reward.append(fit.gates(-price, start))
+    return CausalRoles(torch.stack(with_price), torch.stack(with_reward))
 
 
 @dataclass(frozen=True)

@@ -22,17 +22,11 @@ from gates.search.successive_halving import Loss, Metered, race
 
 @dataclass(frozen=True)
 class BestDraw:
-    """Hold the best of several masks.
+    """Hold the best of several masks."""
 
-    Args:
-        mask: The mask of 0 and 1, ``[gates]``.
-        losses: The losses of the first and the best mask on all calibration data.
-        passes: The number of passes over the calibration data.
-    """
-
-    mask: Tensor
-    losses: tuple[float, float]
-    passes: float
+    mask: Tensor  # The mask of 0 and 1, ``[gates]``
+    losses: tuple[float, float]  # The losses of the first and the best mask on all calibration data
+    passes: float  # The number of passes over the calibration data
 
 
 def spread_ranks(scores: Tensor) -> Tensor:
@@ -58,9 +52,7 @@ def draw_masks(
     Args:
         scores: The log-weights ``[gates]``, such as ``log_alpha`` or :func:`spread_ranks`.
         budget, kind_index, layer_index, minimum_per_layer: The budget; see :func:`gates.gating.budget.budget_mask`.
-        count: The number of draws.
         temperature: The divisor of the scores. Must be above 0; near 0 every draw is the mask of the ranking.
-        seed: The seed of the draws.
     """
     if not temperature > 0:
         raise GateError(f"the temperature of draws is {temperature}; expected a number above 0")

@@ -34,17 +34,11 @@ Swap = tuple[int, int]
 
 
 class Gain(NamedTuple):
-    """Hold the gain of a swap on the deciding examples.
+    """Hold the gain of a swap on the deciding examples."""
 
-    Args:
-        mean: The mean over examples of the loss before minus the loss after.
-        standard_error: The standard error of this mean.
-        needed: The number of standard errors that the mean has to exceed.
-    """
-
-    mean: float
-    standard_error: float
-    needed: float
+    mean: float  # The mean over examples of the loss before minus the loss after
+    standard_error: float  # The standard error of this mean
+    needed: float  # The number of standard errors that the mean has to exceed
 
     @property
     def is_taken(self) -> bool:
@@ -53,42 +47,27 @@ class Gain(NamedTuple):
 
 @dataclass(frozen=True)
 class Refinement:
-    """Hold a refined mask and the history of the search.
+    """Hold a refined mask and the history of the search."""
 
-    Args:
-        mask: The mask of 0 and 1, ``[gates]``, with as many ones as the first mask.
-        losses: The mean losses on the deciding half, of the first mask and after each accepted swap. They fall strictly.
-        swaps: The accepted pairs (added, dropped) of gate numbers, in order.
-        gains: The gains of these swaps, in order.
-        tested: The number of swaps tested on the deciding half.
-        passes: The number of forward passes over one half.
-        gradients: The number of gradients over the proposing half.
-    """
-
-    mask: Tensor
+    mask: Tensor  # The mask of 0 and 1, ``[gates]``, with as many ones as the first mask
+    # The mean losses on the deciding half, of the first mask and after each accepted swap. They fall strictly.
     losses: tuple[float, ...]
-    swaps: tuple[Swap, ...]
-    gains: tuple[Gain, ...]
-    tested: int
-    passes: float
-    gradients: int
+    swaps: tuple[Swap, ...]  # The accepted pairs (added, dropped) of gate numbers, in order
+    gains: tuple[Gain, ...]  # The gains of these swaps, in order
+    tested: int  # The number of swaps tested on the deciding half
+    passes: float  # The number of forward passes over one half
+    gradients: int  # The number of gradients over the proposing half
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Describe the swaps that a budget allows.
+    """Describe the swaps that a budget allows."""
 
-    Args:
-        within: A number per gate, ``[gates]``, such as its kind. Only gates with equal numbers are swapped. None for no limit.
-        layer_index: The layer of each gate, ``[gates]``. A minimum per layer requires it.
-        minimum_per_layer: The number of heads that every layer keeps. A layer with this number only swaps its own heads.
-        time: The time limit of the mask after the swap; None for no limit.
-    """
-
+    # A number per gate, ``[gates]``, such as its kind. Only gates with equal numbers are swapped. None for no limit.
     within: Tensor | None = None
-    layer_index: Tensor | None = None
-    minimum_per_layer: int = 0
-    time: TimeLimit | None = None
+    layer_index: Tensor | None = None  # The layer of each gate, ``[gates]``. A minimum per layer requires it.
+    minimum_per_layer: int = 0  # The number of heads that every layer keeps. A layer with this number only swaps its own heads.
+    time: TimeLimit | None = None  # The time limit of the mask after the swap; None for no limit
 
     def __post_init__(self) -> None:
         if self.minimum_per_layer > 0 and self.layer_index is None:

@@ -98,7 +98,6 @@ def parse_mask(content: Any, sites: tuple[AttentionSite, ...], *, source: str) -
 
     Args:
         content: The content of a file, from :func:`read_mask`.
-        sites: The attention modules of the model.
         source: The name of the file, for errors.
     """
     if isinstance(content, list):

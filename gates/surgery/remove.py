@@ -66,12 +66,8 @@ def fold_(sites: Sequence[AttentionSite], gates: Sequence[Tensor], modules: Sequ
     Nothing changes after an error.
 
     Args:
-        sites: The attention modules.
         gates: The gates of each site's heads, ``[heads]``.
         modules: All modules of the model, among which weights may be shared.
-
-    Raises:
-        GateError: If a weight is shared by users with different gates, or is quantised and cannot represent the gates.
     """
     _check_shared(sites, gates, modules)
     folds = {id(site.output.weight): (site, gate) for site, gate in zip(sites, gates, strict=True)}
@@ -308,8 +304,6 @@ def _cut_(model: PreTrainedModel, cut: Cut, gate: Tensor, table: Tensor | None, 
     """Replace the weights of one site by the kept ones, without writing into existing tensors.
 
     Args:
-        model: The model.
-        cut: The kept heads of the site.
         gate: The gates to fold into the output projection, ``[heads]``.
         table: The position biases ``[buckets, heads]`` of the site; None for none.
         shape: The new shape by the site's name below the base model, for :func:`reshape_`. Empty if the shape stays.

@@ -35,23 +35,16 @@ BY_FEATURE: dict[str, Literal["query", "key"]] = {"q_bias": "query", "v_bias": "
 
 @dataclass(frozen=True)
 class PerHead:
-    """Describe a parameter, or a list of modules, with an axis of heads that is not a projection.
+    """Describe a parameter, or a list of modules, with an axis of heads that is not a projection."""
 
-    Args:
-        path: The path of the parameter or of the module.
-        follows: The projection whose heads it belongs to, ``query`` or ``key``.
-        form: The form of the part. ``rows``: ``axis`` counts heads. ``features``: it has the features of all heads.
-            ``packed``: its first axis has query, key and value of all heads. ``modules``: one module per head. ``spanning``: a
-            norm over the features of all heads, which it still needs after a cut.
-        before: The path of the projection before a spanning norm.
-        axis: The axis that counts heads.
-    """
-
-    path: str
-    follows: Literal["query", "key"]
+    path: str  # The path of the parameter or of the module
+    follows: Literal["query", "key"]  # The projection whose heads it belongs to, ``query`` or ``key``
+    # The form of the part. ``rows``: ``axis`` counts heads. ``features``: it has the features of all heads. ``packed``: its
+    # first axis has query, key and value of all heads. ``modules``: one module per head. ``spanning``: a norm over the features
+    # of all heads, which it still needs after a cut.
     form: Literal["rows", "features", "packed", "modules", "spanning"]
-    before: str = ""
-    axis: int = 0
+    before: str = ""  # The path of the projection before a spanning norm
+    axis: int = 0  # The axis that counts heads
 
 
 def per_head_parts(site: AttentionSite) -> list[PerHead]:
@@ -365,20 +358,15 @@ def new_shape(cut: Cut) -> dict[str, Any]:
     }
     prefix = f"{layout.core}." if layout.core else ""
     shape["attributes"] = {prefix + name: value for name, value in settings.items() if hasattr(site.core, name)}
+    kept = sliced_per_head(cut)
     for part in per_head_parts(site):
         count = len(cut.queries if part.follows == "query" else cut.keys)
-        if part.form == "rows":
-            size = site.module.get_parameter(part.path).shape
-            shape.setdefault("parameters", {})[part.path] = [*size[: part.axis], count, *size[part.axis + 1 :]]
-        elif part.form == "features":
-            shape.setdefault("parameters", {})[part.path] = [count * site.head_dim]
-        elif part.form == "packed":
-            size = site.module.get_parameter(part.path).shape
-            shape.setdefault("parameters", {})[part.path] = [3 * width, *size[1:]]
-        elif part.form == "modules":
+        if part.form == "modules":
             shape.setdefault("modules", {})[part.path] = count
-        else:
+        elif part.form == "spanning":
             shape.setdefault("selected", {})[part.path] = count * site.head_dim
+        else:
+            shape.setdefault("parameters", {})[part.path] = list(kept[part.path].shape)
     if fields := READ_CONFIG.get(type(site.core).__name__):
         shape["config"] = {field: len(cut.keys if field in KEY_COUNT_NAMES else cut.queries) for field in fields}
     if names := _arguments(site):
@@ -387,8 +375,8 @@ def new_shape(cut: Cut) -> dict[str, Any]:
         if _has_stack_bias(site):
             shape["arguments"]["handed_on"] = "position_bias"
     if layout.packed:
-        kept, of = vars(site.core).get("kept_of", (range(site.heads), site.heads))
-        shape["multihead"] = {"kept": [kept[head] for head in cut.queries], "of": of}
+        of_all, of = vars(site.core).get("kept_of", (range(site.heads), site.heads))
+        shape["multihead"] = {"kept": [of_all[head] for head in cut.queries], "of": of}
     if layout.fusion == "quarters":
         shape["flat_heads"] = True
     if type(site.core).__name__ in BY_OWN_SIZE:

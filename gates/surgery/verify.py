@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from gates.attention.inputs import example_inputs
 from gates.attention.modes import evaluating, kept_generators
-from gates.attention.own_method import Use, call_output
+from gates.attention.own_method import call_output
 from gates.attention.sites import AttentionSite
 from gates.errors import GateError, first_line
 from gates.gating.head_gates import HeadGates
@@ -50,9 +49,6 @@ def verified(
         gates: The gate of every head in the gated model, ``[heads]``.
         kept: The new shape of each site that changes, by name.
         example: The keyword arguments of a forward pass. None for random inputs.
-
-    Raises:
-        GateError: If no inputs are found, the outputs differ, or the block fails.
     """
     key = _key(model, kept)
     is_known = key in _VERIFIED and not _is_changed(model)
@@ -132,20 +128,19 @@ def _outputs(model: PreTrainedModel, sites: Sequence[AttentionSite], inputs: Map
     """Run one forward pass in evaluation mode with fixed random numbers. Outputs of attention modules in ``instead`` replace
     the model's own."""
     found: Outputs = {}
-    handles: list[RemovableHandle | Use] = [handle for site in sites for handle in call_output(model.get_submodule(site.name))]
-    handles += [
-        model.get_submodule(f"{site.name}.{site.layout.output}".lstrip(".")).register_forward_hook(
-            partial(_record, found, instead, site.name)
-        )
-        for site in sites
-    ]
-    try:
-        with evaluating(model), kept_generators(model, seed=0), torch.autocast(model.device.type, enabled=False):
-            for number, tensor in enumerate(_tensors(model(**inputs))):
-                found[f"output {number}"] = [_rows(tensor)]
-    finally:
-        for handle in handles:
-            handle.remove()
+    with (
+        evaluating(model),
+        kept_generators(model, seed=0),
+        torch.autocast(model.device.type, enabled=False),
+        ExitStack() as stack,
+    ):
+        for site in sites:
+            for handle in call_output(model.get_submodule(site.name)):
+                stack.callback(handle.remove)
+            output = model.get_submodule(f"{site.name}.{site.layout.output}".lstrip("."))
+            stack.callback(output.register_forward_hook(partial(_record, found, instead, site.name)).remove)
+        for number, tensor in enumerate(_tensors(model(**inputs))):
+            found[f"output {number}"] = [_rows(tensor)]
     return found
 
 

@@ -271,6 +271,38 @@ def test_checkpointing_uses_the_same_draw(draw_per, device):
     near(found[1], found[0], 1e-5)
 
 
+def test_a_gated_pass_is_captured_as_a_cuda_graph(device):
+    """Replays draw as eager passes do, and give their gradients."""
+    if device.type != "cuda":
+        pytest.skip("only CUDA has graphs")
+    gated = get_gated_model(without_dropout(device), GateConfig(budget=3)).train()
+    gated.gates.log_alpha.data.zero_()
+    ids = inputs("bert", padding=False)["input_ids"].to(device)
+
+    def work():
+        gated(input_ids=ids).logits.square().mean().backward()
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # a capture needs passes before it on a stream of their own
+        for _ in range(3):
+            work()
+    torch.cuda.current_stream().wait_stream(stream)
+    gated.zero_grad()
+    graph, found = torch.cuda.CUDAGraph(), []
+    with torch.cuda.graph(graph):
+        work()
+    for seed in (5, 6):
+        torch.manual_seed(seed)
+        graph.replay()
+        found.append(gated.gates.log_alpha.grad.clone())
+    assert not torch.equal(*found)
+    torch.manual_seed(5)
+    gated.zero_grad()
+    work()
+    near(found[0], gated.gates.log_alpha.grad, 1e-4)
+
+
 @pytest.mark.parametrize("training", [False, True])
 def test_a_compiled_model_computes_what_the_eager_one_does(training, device):
     torch._dynamo.reset()

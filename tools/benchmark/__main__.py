@@ -8,9 +8,11 @@ import platform
 import re
 import shlex
 import sys
+import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,12 +23,18 @@ import gates
 from gates.errors import GateError
 from gates.export.cost import hardware
 from gates.files import replacing
-from tools.benchmark.growth import measure_growth, measure_methods
+from tools.benchmark.growth import measure_growth
 from tools.benchmark.large import measure_large
-from tools.benchmark.pruned import measure_profile, measure_pruned
+from tools.benchmark.pruned import measure_graphs, measure_pruned, measure_roofline, measure_stock
 from tools.benchmark.scores import measure_entropy, measure_scores
 from tools.benchmark.setting import DEFAULT_SIZES, POSITIONS, SHAPES, Row, Setting, Size
-from tools.benchmark.steps import measure_job, measure_precision, measure_steps
+from tools.benchmark.steps import (
+    measure_compiled_steps,
+    measure_counts,
+    measure_gates_alone,
+    measure_job,
+    measure_steps,
+)
 from tools.benchmark.tables import markdown
 from training.runs import progress
 from training.runs.directory import only_writer
@@ -37,38 +45,50 @@ from training.setup import quiet_libraries
 FILE = "benchmark.json"
 PARTS: dict[str, Callable[[Setting], list[Row]]] = {
     "step": measure_steps,
-    "precision": measure_precision,
+    "step_bfloat16": partial(measure_steps, dtype="bfloat16"),
+    "counts": measure_counts,
+    "gates_alone": measure_gates_alone,
     "scores": measure_scores,
     "entropy": measure_entropy,
     "pruned": measure_pruned,
-    "profile": measure_profile,
+    "stock": measure_stock,
+    "graphs": measure_graphs,
+    "roofline": measure_roofline,
+    "compiled": measure_compiled_steps,
     "job": measure_job,
     "growth": measure_growth,
-    "methods": measure_methods,
     "large": measure_large,
 }
+ON_GPU = tuple(PARTS)[:11]
+"""The parts that are measured on a GPU by default, each in less than three minutes."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = parser_of()
     options = parser.parse_args(arguments)
-    names = options.parts.split(",") if options.parts else [*PARTS, "goals"]
+    names = options.parts.split(",") if options.parts else []
     if unknown := [name for name in names if name not in PARTS and name != "goals"]:
         parser.error(f"--parts has {unknown[0]!r}; expected some of {', '.join(PARTS)}, goals")
     if (options.run_dir is None) == (not options.runs):
         parser.error("give --run_dir to measure, or directories of earlier benchmarks to show, not both")
     try:
+        if options.run_dir:
+            names = names or [*(ON_GPU if options.device == "cuda" else PARTS), "goals"]
         records = [measure(options, names, arguments)] if options.run_dir else [read(run) for run in options.runs]
     except GateError as error:
         parser.error(str(error))
-    print("\n\n".join(markdown(record, names) for record in records))
+    print("\n\n".join(markdown(record, names or [*record["parts"], "goals"]) for record in records))
 
 
 def parser_of() -> ArgumentParser:
     parser = ArgumentParser(prog="python -m tools.benchmark", description=__doc__)
     parser.add_argument("runs", type=Path, nargs="*", metavar="RUN", help="directories of earlier benchmarks to show")
     parser.add_argument("--run_dir", type=Path, help="directory to write; the same command again measures missing parts")
-    parser.add_argument("--parts", help=f"some of {', '.join(PARTS)}, goals, separated by commas (default: all)")
+    parser.add_argument(
+        "--parts",
+        help=f"some of {', '.join(PARTS)}, goals, separated by commas (default: all; on a GPU the first {len(ON_GPU)}, which "
+        "take less than three minutes each)",
+    )
     parser.add_argument("--shape", choices=SHAPES, help="of the random models (default: small on a CPU, base on a GPU)")
     parser.add_argument("--sizes", help=f"batches, such as {DEFAULT_SIZES['cpu']} (default: by the device)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
@@ -97,7 +117,9 @@ def measure(options: Namespace, names: Sequence[str], arguments: Sequence[str] |
         with progress.stage("benchmark", total=len(missing)) as stage:
             for name in missing:
                 stage.work_on(name)
+                start = time.monotonic()
                 record["parts"][name] = PARTS[name](setting)
+                record["seconds"][name] = round(time.monotonic() - start, 1)
                 with replacing(file) as partial:
                     partial.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
                 stage.advance()
@@ -126,6 +148,7 @@ def new_record(setting: Setting, arguments: Sequence[str]) -> dict[str, Any]:
         "versions": versions(),
         "setting": asdict(setting) | {"sizes": [str(size) for size in setting.sizes]},
         "parts": {},
+        "seconds": {},
         "code": folders_fingerprint(Path(gates.__file__).parent, Path(__file__).parent)[:16],
     }
 

@@ -1,7 +1,7 @@
 """The memory that gates on large language models need, by arithmetic, and the largest model that fits here, tried.
 
-With frozen weights there are no gradients and moments of weights, and a gate takes 16 bytes: itself, its gradient and AdamW's
-two moments in float32. Activations come on top.
+With frozen weights there are no gradients and moments of weights. A gate takes 16 bytes: itself, its gradient and AdamW's two
+moments in float32. Activations come on top.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measure the peak memory of a job in a separate process, because PyTorch keeps memory that an earlier job freed."""
+"""Measure the peak memory of a job; on a CPU in a separate process, because PyTorch keeps memory that an earlier job freed."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ def peak_megabytes(what: str, setting: Setting, prepare: Prepare, *arguments: An
     On a GPU it is the memory of tensors. On a CPU under Linux it is the growth of the process since the libraries were loaded,
     so that weights count and Python does not.
     """
+    if setting.device == "cuda":  # PyTorch counts the tensors there, without freed memory
+        return peak_here(setting.on, setting.threads, prepare, arguments)
     methods = multiprocessing.get_all_start_methods()
     context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
     if "forkserver" in methods:

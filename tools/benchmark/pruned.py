@@ -1,35 +1,40 @@
-"""Compare pruned models with the dense one: the speed-up, the ideal speed-up, and a profile."""
+"""Compare pruned models with the dense one: the speed-up, the ideal speed-up, stock models, CUDA graphs and the roofline."""
 
 from __future__ import annotations
 
-import statistics
 import tempfile
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.profiler import ProfilerActivity, profile
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 from transformers import GenerationConfig, PreTrainedModel
 
 from gates import HeadGates, remove_heads_
 from gates.export.cost import count_parameters
 from gates.export.onnx import export_onnx
-from tools.benchmark.memory import peak_megabytes, ratio
-from tools.benchmark.setting import Row, Setting, Size, cell, random_classifier, random_generator
-from training.latency import Spread, Work
+from tools.benchmark.setting import (
+    SHAPES,
+    Row,
+    Setting,
+    Size,
+    cell,
+    columns,
+    random_classifier,
+    random_decoder,
+    random_generator,
+)
+from training.latency import Work
 
 SHARES = (1.0, 0.5, 0.25, 0.125)
 """The shares of heads that stay, first those of the dense model."""
 NEW_TOKENS = 32
-PRODUCTS = {
-    "aten::addmm", "aten::mm", "aten::bmm", "aten::baddbmm", "aten::_scaled_dot_product_flash_attention_for_cpu",
-}  # fmt: skip
-"""PyTorch's operators that multiply matrices."""
 
 
 def measure_pruned(setting: Setting) -> list[Row]:
@@ -43,28 +48,15 @@ def measure_pruned(setting: Setting) -> list[Row]:
 
 def _ways(setting: Setting) -> Iterator[tuple[str, Size]]:
     yield from (("eager", size) for size in setting.sizes)
-    yield "compiled", setting.compiled_size
     if setting.device == "cpu":
+        yield "compiled", setting.compiled_size
         yield from (("onnx", size) for size in setting.sizes)
-    yield from (("decode", size) for size in decoded_sizes(setting))
-
-
-def decoded_sizes(setting: Setting) -> tuple[Size, ...]:
-    """Return the batches of texts to continue, which are not longer than 128 tokens."""
-    return tuple(dict.fromkeys(Size(size.batch, min(size.length, 128)) for size in setting.sizes))
+    yield from (("decode", size) for size in dict.fromkeys(Size(one.batch, min(one.length, 128)) for one in setting.sizes))
 
 
 def _pruned_rows(setting: Setting, how: str, size: Size, folder: str) -> list[Row]:
-    what = f"{how}, {size}"
     work = {str(share): prepare_pruned(setting, how, size, share, folder) for share in SHARES}
-    times = setting.times(f"dense and pruned, {what}", work)
-    del work  # before the peaks of memory
-    # On a CPU a process keeps the memory of removed heads, which would hide what the pruned model takes.
-    heaviest = setting.device == "cuda" and how == "eager" and size == setting.sizes[-1]
-    peaks = {
-        share: peak_megabytes(what, setting, prepare_pruned, setting, how, size, share, "") if heaviest else None
-        for share in SHARES
-    }
+    times = setting.times(f"dense and pruned, {how}, {size}", work)
     costs = {share: cost_of(setting, how, size, share) for share in SHARES}
     dense_parameters, dense_flops = costs[1.0]
     tokens = size.batch * (NEW_TOKENS if how == "decode" else size.length)
@@ -83,7 +75,6 @@ def _pruned_rows(setting: Setting, how: str, size: Size, folder: str) -> list[Ro
             "ideal": dense_flops / flops,
             "of_ideal": speedup.median * flops / dense_flops,
             "parameters_left": parameters / dense_parameters,
-            "memory_left": cell(ratio([peaks[share]], [peaks[1.0]])),
         }
 
     return [row(share) for share in SHARES[1:]]
@@ -111,8 +102,56 @@ def prepare_pruned(setting: Setting, how: str, size: Size, share: float, folder:
         return prepare_onnx(setting, model, inputs, Path(folder) / f"{share}.onnx")
     if how == "decode":
         return lambda: generate(model, inputs, NEW_TOKENS)
-    run: Any = torch.compile(model) if how == "compiled" else model
-    return torch.inference_mode()(lambda: run(**inputs))
+    modes = {"compiled": "default", "graphs": "reduce-overhead"}
+    run: Any = torch.compile(model, mode=modes[how]) if how in modes else model
+    return setting.rounded(setting.dtypes[-1], torch.inference_mode()(lambda: run(**inputs)))
+
+
+def measure_graphs(setting: Setting) -> list[Row]:
+    """Return a row for the smallest batch, dense and with a quarter of the heads: PyTorch as it is, and with CUDA graphs."""
+    size = min(setting.sizes, key=lambda size: size.batch * size.length)
+    rows = []
+    for share in (1.0, 0.25):
+        work = {how: prepare_pruned(setting, how, size, share, "") for how in ("eager", "graphs")}
+        times = setting.times(f"CUDA graphs, {size}, {share:g} of the heads", work)
+        rows.append({"size": str(size), "heads_kept": share} | columns(times, *work, speedup=("eager", "graphs")))
+    return rows
+
+
+def measure_stock(setting: Setting) -> list[Row]:
+    """Return a row for each size and share of heads: pruned models, and a stock model with the same number of heads.
+
+    The stock model is built with as many heads in every layer. The pruned model ``evenly`` has that many in every layer too.
+    The heads of ``at_random`` are chosen at random, so that its layers differ. On a GPU the passes are in bfloat16.
+    """
+    heads = SHAPES[setting.shape].heads
+    shares = [share for share in SHARES[1:] if (heads * share).is_integer()]
+    return [_stock_row(setting, size, share) for size in setting.sizes for share in shares]
+
+
+def _stock_row(setting: Setting, size: Size, share: float) -> Row:
+    models = stock_models(setting, share)
+    inputs = inputs_of(setting, size, models["dense"])
+    dtype = setting.dtypes[-1]
+    work = {name: setting.rounded(dtype, torch.inference_mode()(partial(model, **inputs))) for name, model in models.items()}
+    times = setting.times(f"pruned and stock models, {size}, {share:g} of the heads", work)
+    ratios = {"speedup": ("dense", "evenly"), "of_stock": ("stock", "evenly"), "of_stock_at_random": ("stock", "at_random")}
+    return {"size": str(size), "heads_kept": share} | columns(times, *models, **ratios)
+
+
+def stock_models(setting: Setting, share: float) -> dict[str, PreTrainedModel]:
+    """Return the dense decoder, two with heads removed, and a stock one that was built with this share of the heads."""
+    shape = SHAPES[setting.shape]
+    build = partial(random_decoder, heads_per_key=1)
+    dense, evenly, at_random = (setting.build(build).eval() for _ in range(3))
+    even = spread_mask(HeadGates(dense).heads, share)
+    order = torch.randperm(len(even), generator=torch.Generator().manual_seed(1))
+    return {
+        "dense": dense,
+        "evenly": remove_heads_(evenly, even),
+        "at_random": remove_heads_(at_random, even[order]),
+        "stock": setting.build(partial(build, kept=int(share * shape.heads))).eval(),
+    }
 
 
 def prepare_onnx(setting: Setting, model: PreTrainedModel, inputs: Mapping[str, Tensor], path: Path) -> Work:
@@ -150,54 +189,47 @@ def cost_of(setting: Setting, how: str, size: Size, share: float) -> tuple[int, 
     return count_parameters(model), int(counter.get_total_flops())
 
 
-def measure_profile(setting: Setting) -> list[Row]:
-    """Return a row for the smallest and the largest batch, with all heads and with the fewest; none on a GPU."""
-    sizes = decoded_sizes(setting) if setting.device == "cpu" else ()
-    return [profile_token(setting, size, share) for size in dict.fromkeys([*sizes[:1], *sizes[-1:]]) for share in (1.0, 0.125)]
+def measure_roofline(setting: Setting) -> list[Row]:
+    """Return a row for each size and share of heads: the least time by operations and bytes, and the time that a pass takes."""
+    peaks, rows = peak_rates(setting), []
+    for size in setting.sizes:
+        for share in (SHARES[0], SHARES[-1]):
+            model = pruned_model(setting, "eager", share)
+            run = setting.rounded(setting.dtypes[-1], torch.no_grad()(partial(model, **inputs_of(setting, size, model))))
+            times = setting.times(f"roofline, {size}, {share:g} of the heads", {"measured": run})
+            with Roofline(*peaks) as least:
+                run()
+            row = {"size": str(size), "heads_kept": share, "products_ms": least.ms[True], "others_ms": least.ms[False]}
+            row |= columns(times, "measured")
+            rows.append(row | {"of_roofline": sum(least.ms.values()) / times.milliseconds("measured").median})
+    return rows
 
 
-def profile_token(setting: Setting, size: Size, share: float, tokens: int = NEW_TOKENS) -> Row:
-    """Profile one token of each text that the model generates: the time of all tokens but the first, which reads the text."""
-    model = pruned_model(setting, "decode", share)
-    inputs = inputs_of(setting, size, model)
-    many, one = (lambda: generate(model, inputs, tokens)), (lambda: generate(model, inputs, 1))
-    times = setting.times(f"decoding, {size}, {share:g} of the heads", {"many": many, "one": one})
-    more, weights = times.difference("many", "one"), bytes_read(model)
-    whole = Spread(*(value / (tokens - 1) for value in (more.median, more.low, more.high)))
-    pairs = zip(profiled(many), profiled(one), strict=True)
-    products, others, calls = ((long - short) / (tokens - 1) for long, short in pairs)
-    return {
-        "how": "decode, a token",
-        "size": str(size),
-        "heads_kept": share,
-        "whole_ms": cell(whole),
-        "products_ms": products,
-        "others_ms": others,
-        "around_ms": max(0.0, whole.median - products - others),
-        "calls": round(calls),
-        "weights_mb": weights / 2**20,
-        "gb_per_second": weights / 1e6 / products,
-    }
+class Roofline(TorchDispatchMode):
+    """Sum the least time of matrix products, and of all other operations: that of their operations or of their bytes.
+
+    ``flops`` and ``moved`` are the operations and the bytes that the device manages in a millisecond.
+    """
+
+    def __init__(self, flops: float, moved: float) -> None:
+        super().__init__()
+        self.flops, self.moved = flops, moved
+        self.ms = {True: 0.0, False: 0.0}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            count = flop_registry.get(func.overloadpacket)
+            flops = count(*args, **(kwargs or {}), out_val=output) if count else 0
+            tensors = [one for one in tree_leaves((args, kwargs, output)) if isinstance(one, Tensor)]
+            self.ms[flops > 0] += max(flops / self.flops, sum(one.nbytes for one in tensors) / self.moved)
+        return output
 
 
-def profiled(work: Callable[[], object], passes: int = 5) -> tuple[float, float, float]:
-    """Return the milliseconds of matrix products and of PyTorch's other operators in one pass on a CPU, and their number.
-    Operators count without those that they call, and equal calls by their median."""
-    work()
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
-        for _ in range(passes):
-            work()
-    found: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for event in seen.events() or ():
-        found[event.name, str(event.input_shapes)].append(event.self_cpu_time_total / 1000)
-    by_kind = {True: 0.0, False: 0.0}
-    for (name, _), taken in found.items():
-        by_kind[name in PRODUCTS] += statistics.median(taken) * len(taken) / passes
-    return by_kind[True], by_kind[False], sum(map(len, found.values())) / passes
-
-
-def bytes_read(model: PreTrainedModel) -> int:
-    """Return the bytes of all weights but those of embeddings, of which few rows are read, unless they give the output too."""
-    output = getattr(model.get_output_embeddings(), "weight", None)
-    looked_up = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)} - {id(output)}
-    return sum(weight.numel() * weight.element_size() for weight in model.parameters() if id(weight) not in looked_up)
+def peak_rates(setting: Setting) -> tuple[float, float]:
+    """Return the operations of a large matrix product, and the bytes of a copy, in a millisecond."""
+    width = 512 if setting.device == "cpu" else 8192
+    one, other = torch.ones(2, width, width, device=setting.on, dtype=getattr(torch, setting.dtypes[-1]))
+    copied = torch.ones(2**24 if setting.device == "cpu" else 2**28, device=setting.on)
+    times = setting.times("peak rates", {"product": lambda: one @ other, "copy": copied.clone})
+    return 2 * width**3 / times.milliseconds("product").low, 2 * copied.nbytes / times.milliseconds("copy").low

@@ -15,19 +15,21 @@ from tools.benchmark.memory import memory_columns, peaks_in_turn
 from tools.benchmark.setting import KINDS, Row, Setting, Size, columns
 from training.latency import Work
 
-HEADS, HEAD_DIM = 4, 64
+HEAD_DIM = 64
 MASKS = ("none", "causal", "padded", "causal, padded")
-"""What hides keys: nothing; later positions; the padding of the second of two texts; both."""
+"""What hides keys: nothing; later positions; the padding of the second half of the texts; both."""
 
 
 def measure_scores(setting: Setting) -> list[Row]:
-    """Return a row for each model and size."""
-    return [_score_row(setting, kind, size) for kind in KINDS for size in setting.sizes]
+    """Return a row for each model, size and precision; on a GPU for the encoder alone."""
+    kinds = KINDS[:1] if setting.device == "cuda" else KINDS
+    return [_score_row(setting, kind, size, dtype) for kind in kinds for size in setting.sizes for dtype in setting.dtypes]
 
 
-def _score_row(setting: Setting, kind: str, size: Size) -> Row:
-    times = setting.times(f"scores of the {kind}, {size}", prepare_passes(setting, kind, size))
-    return {"model": kind, "size": str(size)} | columns(
+def _score_row(setting: Setting, kind: str, size: Size, dtype: str) -> Row:
+    work = {name: setting.rounded(dtype, run) for name, run in prepare_passes(setting, kind, size).items()}
+    times = setting.times(f"scores of the {kind}, {size}, {dtype}", work)
+    return {"model": kind, "size": str(size), "dtype": dtype} | columns(
         times,
         "backward",
         "his",
@@ -41,8 +43,8 @@ def _score_row(setting: Setting, kind: str, size: Size) -> Row:
 def prepare_passes(setting: Setting, kind: str, size: Size) -> dict[str, Work]:
     """Return passes over one batch in evaluation mode.
 
-    ``backward`` yields the gradients of all weights, ``his`` exact HIS for each example, ``one by one`` the same with a
-    backward pass for each, ``all`` every score from gradients, and ``attention`` entropy and confidence in a forward pass.
+    ``backward`` yields the gradients of all weights. ``his`` is exact HIS for each example, and ``one by one`` the same with a
+    backward pass for each. ``all`` has every score from gradients, and ``attention`` entropy and confidence in a forward pass.
     """
     model = setting.trained(kind).eval()
     batch = setting.batch_for(model, size, kind)
@@ -97,59 +99,68 @@ def losses_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 def measure_entropy(setting: Setting) -> list[Row]:
     """Return a row for each precision, mask and length."""
     lengths = (32, 64) if setting.quick else (128, 512, 2048, 8192)
-    dtypes = ("float32",) if setting.device == "cpu" else ("float32", "bfloat16")
-    return [_entropy_row(setting, dtype, mask, length) for dtype in dtypes for mask in MASKS for length in lengths]
+    return [_entropy_row(setting, dtype, mask, length) for dtype in setting.dtypes for mask in MASKS for length in lengths]
 
 
 def _entropy_row(setting: Setting, dtype: str, mask: str, length: int) -> Row:
     what = f"entropy of {length} tokens, mask: {mask}, {dtype}"
-    matrices = 4 * _texts(mask) * HEADS * length**2
-    explicit = matrices <= (2**28 if setting.device == "cpu" else 2**32)
+    texts, heads = texts_and_heads(setting, mask)
+    explicit = 4 * texts * heads * length**2 <= (2**28 if setting.device == "cpu" else 2**33)  # bytes of the matrices
     names = ("attention", "entropy", *(("definition",) if explicit else ()))
     variants = {name: (prepare_entropy, (setting, dtype, mask, length, name)) for name in names}
-    times = setting.times(what, {name: make(*arguments) for name, (make, arguments) in variants.items()})
+    work = {name: make(*arguments) for name, (make, arguments) in variants.items()}
+    times = setting.times(what, work)
+    exact = prepare_entropy(setting, dtype, mask, length, "exact")()
+    error = float((work["entropy"]()[0][:1, :2] - exact).abs().max())  # type: ignore[index]
     turns = setting.memory_turns if length >= 2048 else 0  # shorter texts take less than the noise
     peaks = peaks_in_turn(what, setting, turns, variants)
-    row: Row = {"dtype": dtype, "mask": mask, "length": length}
+    row: Row = {"dtype": dtype, "mask": mask, "length": length, "largest_error": f"{error:.1e}"}
     ratios = {"over_attention": ("entropy", "attention"), "definition_speedup": ("definition", "entropy")}
     return row | columns(times, "attention", "entropy", **ratios) | memory_columns(peaks, "entropy", "attention")
 
 
 def prepare_entropy(setting: Setting, dtype: str, mask: str, length: int, name: str) -> Work:
-    """Return ``attention`` as PyTorch computes it fastest, its ``entropy``, or the entropy from the ``definition``."""
+    """Return ``attention`` as PyTorch computes it fastest, its ``entropy``, or the entropy from the ``definition``.
+
+    ``exact`` is that of two heads of the first text in float64.
+    """
     draw = torch.Generator().manual_seed(0)
-    shape = (_texts(mask), HEADS, length, HEAD_DIM)
+    texts, heads = texts_and_heads(setting, mask)
+    shape = (texts, heads, length, HEAD_DIM)
     query, key, value = (torch.randn(shape, generator=draw).to(setting.on, getattr(torch, dtype)) for _ in range(3))
     scale, causal = HEAD_DIM**-0.5, mask == "causal"
-    hiding = visible(mask, length, setting.on) if "padded" in mask else None
-    shown = visible(mask, length, setting.on) if name == "definition" else None
+    hiding = visible(mask, length, texts, setting.on) if "padded" in mask else None
+    shown = visible(mask, length, texts, setting.on) if name in ("definition", "exact") else None
     work: dict[str, Work] = {
         "attention": lambda: scaled_dot_product_attention(query, key, value, hiding, is_causal=causal, scale=scale),
         "entropy": lambda: (
             attention_entropy(query, key, scale, hiding, causal=causal),
             visible_keys(query, key, hiding, causal),  # the numbers of keys that entropies are divided by
         ),
-        "definition": lambda: explicit_entropy(query, key, scale, shown),
+        "definition": lambda: explicit_entropy(query.float(), key.float(), scale, shown),
+        "exact": lambda: explicit_entropy(query[:1, :2].double(), key[:1, :2].double(), scale, shown[:1]),  # type: ignore[index]
     }
     return work[name]
 
 
-def visible(mask: str, length: int, device: torch.device) -> Tensor:
-    """Return whether queries see keys, ``[texts, 1, length, length]``. The second of two texts is three quarters as long."""
-    seen = torch.ones(_texts(mask), 1, length, length, dtype=torch.bool, device=device)
+def texts_and_heads(setting: Setting, mask: str) -> tuple[int, int]:
+    """Return the numbers of texts and heads: enough to fill the device."""
+    return (4, 12) if setting.device == "cuda" else (2 if "padded" in mask else 1, 4)
+
+
+def visible(mask: str, length: int, texts: int, device: torch.device) -> Tensor:
+    """Return whether queries see keys, ``[texts, 1, length, length]``. The second half of the texts is three quarters as
+    long."""
+    seen = torch.ones(texts, 1, length, length, dtype=torch.bool, device=device)
     if "padded" in mask:
-        seen[1, :, :, 3 * length // 4 :] = False
+        seen[texts // 2 :, :, :, 3 * length // 4 :] = False
     return seen.tril() if "causal" in mask else seen
-
-
-def _texts(mask: str) -> int:
-    return 2 if "padded" in mask else 1
 
 
 @torch.no_grad()
 def explicit_entropy(query: Tensor, key: Tensor, scale: float, shown: Tensor | None = None) -> Tensor:
     """Return ``-sum_j p_ij log p_ij`` ``[batch, heads, query]`` from the whole attention matrix."""
-    scores = query.float() @ key.float().transpose(-1, -2) * scale
+    scores = query @ key.transpose(-1, -2) * scale
     if shown is not None:
         scores = scores.masked_fill(~shown, torch.finfo(torch.float32).min)
     log_p = scores.log_softmax(-1)

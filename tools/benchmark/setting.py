@@ -22,8 +22,9 @@ from transformers import (
 from training.latency import Effort, Spread, Times, Work, alternate, stopwatch_by
 
 KINDS = ("encoder", "decoder")
+DTYPES = ("float32", "bfloat16")
 POSITIONS = 512
-DEFAULT_SIZES = {"cpu": "1x128,8x128,32x64", "cuda": "1x128,32x128,32x512", "quick": "2x16"}
+DEFAULT_SIZES = {"cpu": "1x128,8x128,32x64", "cuda": "1x128,8x64,32x128,32x512", "quick": "2x16"}
 Row = dict[str, Any]
 
 
@@ -62,13 +63,17 @@ def random_classifier(shape: Shape) -> PreTrainedModel:
     )  # fmt: skip
 
 
-def random_decoder(shape: Shape) -> PreTrainedModel:
-    """Build a Llama with four heads to a key, and a small vocabulary, so that the output layer is not most of the work."""
+def random_decoder(shape: Shape, *, heads_per_key: int = 4, kept: int | None = None) -> PreTrainedModel:
+    """Build a Llama with a small vocabulary, so that the output layer is not most of the work.
+
+    With ``kept``, every layer has this number of heads of the same size.
+    """
     torch.manual_seed(0)
+    heads = kept or shape.heads
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=min(shape.vocabulary, 4096), hidden_size=shape.width, num_hidden_layers=shape.layers,
-            num_attention_heads=shape.heads, num_key_value_heads=max(1, shape.heads // 4),
+            num_attention_heads=heads, num_key_value_heads=max(1, heads // heads_per_key), head_dim=shape.width // shape.heads,
             intermediate_size=8 * shape.width // 3, max_position_embeddings=POSITIONS,  # of three matrices instead of two
         )
     )  # fmt: skip
@@ -102,6 +107,11 @@ class Setting:
         return torch.device(self.device)
 
     @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The precisions of passes: both on a GPU."""
+        return DTYPES if self.device == "cuda" else DTYPES[:1]
+
+    @property
     def memory_turns(self) -> int:
         """The number of processes for each peak of memory. The tensors on a GPU take the same each time."""
         return 1 if self.quick or self.device == "cuda" else 3
@@ -116,7 +126,17 @@ class Setting:
         return self.build(random_decoder if kind == "decoder" else random_classifier)
 
     def build(self, make: Callable[[Shape], PreTrainedModel]) -> PreTrainedModel:
-        return make(SHAPES[self.shape]).to(self.on)  # type: ignore[arg-type]
+        with self.on:  # random numbers of a GPU are drawn there, which takes a tenth of the time
+            return make(SHAPES[self.shape])
+
+    def rounded(self, dtype: str, work: Work) -> Work:
+        """Return the same work with products in bfloat16; for float32 nothing changes."""
+
+        def run() -> object:
+            with torch.autocast(self.device, torch.bfloat16, enabled=dtype == "bfloat16"):
+                return work()
+
+        return run
 
     def batch(self, size: Size, vocabulary: int, *, kind: str = "encoder") -> dict[str, Tensor]:
         """Draw tokens ``[batch, length]``, the same each time. Labels are classes ``[batch]``, or the tokens for a decoder."""
@@ -132,9 +152,13 @@ class Setting:
     def times(
         self, what: str, variants: Mapping[str, Work], *, clock: Callable[[], float] | None = None, **effort: Any
     ) -> Times:
-        """Time variants in turn. ``effort`` names fields of :class:`Effort` that differ from the default."""
+        """Time variants in turn. ``effort`` names fields of :class:`Effort` that differ from the default.
+
+        On a GPU, two seconds of each measurement keep its parts below three minutes.
+        """
         clock = clock or (time.process_time if self.processor_time else None)
-        chosen = Effort(turns=5, warm_up=1, seconds=1.0) if self.quick else replace(Effort(), **effort)
+        usual = Effort(seconds=2.0) if self.device == "cuda" else Effort()
+        chosen = Effort(turns=5, warm_up=1, seconds=1.0) if self.quick else replace(usual, **effort)
         return alternate(what, variants, self.on, chosen, stopwatch=None if clock is None else stopwatch_by(clock))
 
 

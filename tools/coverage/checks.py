@@ -117,13 +117,9 @@ def in_float64(model: PreTrainedModel, inputs: Inputs) -> tuple[PreTrainedModel,
 
 
 class GatedModel:
-    """A model with gates; these checks need no knowledge of its architecture.
+    """A model in evaluation mode with gates; these checks need no knowledge of its architecture.
 
-    Args:
-        model: The model, in evaluation mode.
-        inputs: Its keyword arguments.
-        sites: The attention sites; found by default.
-        outputs_of: A function from the model's output to the tensors that the loss depends on.
+    ``outputs_of`` returns the tensors of the model's output that the loss depends on.
     """
 
     def __init__(
@@ -153,11 +149,7 @@ class GatedModel:
             raise GateError(f"the attention at {unreached[0]!r} (one of {len(unreached)}) {UNREACHED}")
 
     def zeros(self, heads: Iterable[int], tolerance: float | None = None) -> set[int]:
-        """Check that a gate of zero equals a block of zeros in the output projection.
-
-        Returns:
-            The heads that no output depends on.
-        """
+        """Check that a gate of zero equals a block of zeros in the output projection; return the heads without effect."""
         dense, idle = outputs(self.model, self.inputs), set()
         for head in heads:
             site, within = self.places[head]
@@ -193,11 +185,9 @@ class GatedModel:
         return rows, total
 
     def slopes(self, derivatives: Tensor, tolerance: float | None = None) -> None:
-        """Check derivatives against finite differences, for the head with the largest one and some others.
+        """Check derivatives ``[rows, heads]`` against finite differences, for the head with the largest one and some others.
 
-        Args:
-            derivatives: The derivatives ``[rows, heads]``, one row for each example or one for the batch.
-            tolerance: The largest difference relative to the largest derivative.
+        There is a row for each example or one for the batch. The tolerance is relative to the largest derivative.
         """
         near = (tolerance or SLOPE[self.dtype]) * float(derivatives.abs().max())
         largest = int(derivatives.abs().amax(0).argmax())

@@ -46,12 +46,7 @@ REMOVED = "gated and removed"
 class TypeRow:
     """Hold the result of one model type, a line of the table.
 
-    Args:
-        model_type: The name in Transformers.
-        outcome: A key of :data:`tools.coverage.__main__.MEANINGS`.
-        model_class: The class that was tried.
-        attention: The kinds of its heads.
-        reason: The reason why heads are not removed.
+    The outcome is a key of :data:`tools.coverage.__main__.MEANINGS`. The reason says why heads are not removed.
     """
 
     model_type: str
@@ -141,11 +136,7 @@ def _check_kinds(gated: GatedModel) -> None:
 
 
 def check_code(model: PreTrainedModel) -> None:
-    """Run the lines of a model card that predict, if there are any.
-
-    Raises:
-        AssertionError: If they raise an error or print nothing.
-    """
+    """Check that the lines of a model card that predict, if there are any, run and print something."""
     code, printed = prediction(model, own_auto_class(model)), io.StringIO()
     try:
         with redirect_stdout(printed):

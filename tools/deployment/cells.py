@@ -17,12 +17,8 @@ Row = tuple[str, str, str, str]
 
 TINY = {**zoo.GROUPED_EXPLICIT, "num_hidden_layers": 3}
 LAGUNA = {
-    **TINY,
-    "num_experts": 2,
-    "num_experts_per_tok": 1,
-    "moe_intermediate_size": 16,
-    "shared_expert_intermediate_size": 16,
-}
+    **TINY, "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
+}  # fmt: skip
 GEMMA4 = {
     **TINY, "global_head_dim": 16, "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": zoo.VOCABULARY,
     "layer_types": ["full_attention", "sliding_attention", "full_attention"],

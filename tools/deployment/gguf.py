@@ -50,16 +50,7 @@ def _try(family: zoo.Architecture, kind: str) -> str:
 def difference(model: PreTrainedModel, mask: Tensor, *, form: Form, pad_heads: bool, converter: str) -> str:
     """Compare llama.cpp's log probabilities of the next token with those of the gated model.
 
-    Args:
-        model: The dense model.
-        mask: The heads to keep ``[heads]``.
-        form: The form of the export.
-        pad_heads: Whether the stock form is padded with heads of zeros.
-        converter: The module that makes the GGUF file.
-
-    Raises:
-        GateError: If there is no such form, or if the converter fails, with its last line.
-        RuntimeError: If llama.cpp does not load the file.
+    ``converter`` is the module that makes the GGUF file. An export, a conversion or a file that fails raises its error.
     """
     ids = tokens()
     expected = masked_outputs(model, {"input_ids": ids}, mask)[0][0, -1].log_softmax(-1)

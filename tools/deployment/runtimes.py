@@ -102,9 +102,7 @@ def _quantize_dynamic(model: PreTrainedModel, ids: Tensor) -> str:
 def _torchao(configured: Callable[[Any], Any], dtype: torch.dtype = torch.float32) -> Tried:
     """Return a quantisation of weights by torchao, except for layers without features, which it does not take.
 
-    Args:
-        configured: A function from the module :mod:`torchao.quantization` to one of its configurations.
-        dtype: The type of the model before.
+    ``configured`` chooses a configuration of the module :mod:`torchao.quantization`.
     """
 
     def has_features(module: torch.nn.Module, name: str) -> bool:

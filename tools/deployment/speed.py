@@ -32,11 +32,7 @@ Write = Callable[[Tensor, int], Tensor]
 
 
 def rows(python: str | None) -> Iterator[Row]:
-    """Iterate over the table.
-
-    Args:
-        python: The Python of an environment with vLLM; None if there is none.
-    """
+    """Iterate over the table. ``python`` is that of an environment with vLLM; None if there is none."""
     with tempfile.TemporaryDirectory() as folder:
         models = exports(Path(folder))
         for name, export in models.items():

@@ -49,11 +49,7 @@ def ask(python: str | None, jobs: Sequence[Mapping[str, Any]]) -> list[dict[str,
 
 
 def rows(python: str | None) -> Iterator[Row]:
-    """Iterate over the table. All exports are written first, because vLLM takes many seconds to start.
-
-    Args:
-        python: The Python of an environment with vLLM; None if there is none.
-    """
+    """Iterate over the table. All exports are written first, because vLLM takes many seconds to start."""
     with tempfile.TemporaryDirectory() as made:
         exports = {(family, kind): Path(made, f"{family.name} {kind}") for family in FAMILIES for kind in KINDS}
         masks = {(family, kind): _export(family, kind, folder) for (family, kind), folder in exports.items()}

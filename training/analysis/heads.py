@@ -280,7 +280,7 @@ def causal_classes(dense: LoadedRun) -> AnalysisResult:
     found, agreement, gates = roles.roles(), roles.agreement(), dense.gates
     scores = roles.scores().mean(0)
     columns = {name: scores[:, index].numpy() for index, name in enumerate(ROLES)}
-    fits = {"priced": roles.priced.mean(0).numpy(), "rewarded": roles.rewarded.mean(0).numpy()}
+    fits = {"priced": roles.with_price.mean(0).numpy(), "rewarded": roles.with_reward.mean(0).numpy()}
     table = gate_columns(gates).assign(role=roles.names(), agreement=agreement.numpy(), **columns, **fits)
     closed = _closed(dense, found)
     unanimous = agreement == 1

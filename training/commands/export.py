@@ -36,7 +36,7 @@ from gates.export.stock import check_head_size
 from gates.files import written_whole
 from gates.gating.budget import Budget, budget_mask
 from gates.gating.head_gates import HeadGates, read_extra_state
-from gates.gating.latency import TimeLimit
+from gates.gating.latency import LatencyTable, TimeLimit
 from gates.model import GatedModel
 from gates.modeling_pruned import reshape_
 from gates.options import TOP_K_FAMILIES
@@ -56,7 +56,7 @@ from training.config.data import TOKENIZER_FILES
 from training.pruner.checkpoints import KEPT, check_identity, read_checkpoint
 from training.pruner.module import PRUNED_BEFORE
 from training.runs import progress
-from training.runs.directory import RunDirectory, writing_to
+from training.runs.directory import LATENCY, RunDirectory, writing_to
 from training.runs.resume import noted_identity
 from training.runs.stored import AGAIN, check_unchanged, damaged, read_json, read_table
 from training.runs.tracking import versions
@@ -326,7 +326,7 @@ def _model_and_mask(line: CommandLine) -> tuple[TrainedModel, Tensor]:
     if options.refit:
         if options.format == "stock":
             inputs = example_inputs(trained.model)
-            copy_in_form(trained.model, mask, "stock", inputs, pad_heads=options.pad_heads)  # possible, whatever the weights?
+            copy_in_form(trained.model, mask, "stock", inputs, pad_heads=padding_of(options))  # possible, whatever the weights?
         trained, refit, reached = refitted_to(trained, mask, dense())
         if others := names_of_other_data(line.rest):
             trained = replace(trained, changed=f"{trained.changed}, with data given at the export ({', '.join(others)})")
@@ -342,19 +342,33 @@ def _model_and_mask(line: CommandLine) -> tuple[TrainedModel, Tensor]:
 def default_output(options: Namespace) -> str:
     """Return the default directory of an export: that of the run with the options of the export in its name.
 
-    >>> given = {"minimum_per_layer": 1, "pad_heads": False, "refit": True}
+    >>> given = {"minimum_per_layer": 1, "pad_heads": None, "refit": True}
     >>> default_output(Namespace(run="runs/mine/", format="pruned", ranking="obs", budget={"encoder": 9}, **given))
     'runs/mine-pruned-obs-encoder9-min1-refit'
     """
     budget = options.budget
     kinds = "-".join(f"{kind}{count}" for kind, count in budget.items()) if isinstance(budget, dict) else budget
     least = None if options.minimum_per_layer is None else f"min{options.minimum_per_layer}"
-    ways = [way for way, is_taken in (("padded", options.pad_heads), ("refit", options.refit)) if is_taken]
+    padded = "padded-fastest" if options.pad_heads == "fastest" else "padded"
+    ways = [way for way, is_taken in ((padded, options.pad_heads), ("refit", options.refit)) if is_taken]
     run, checkpoint = run_of(options.run), Path(options.run).stem if names_checkpoint(options.run) else None
     if run.name in ("", ".."):
         run = run.resolve()
     parts = [checkpoint, options.format, options.ranking, kinds, least, *ways]
     return "-".join([str(run), *(str(part).replace(os.sep, "-") for part in parts if part is not None)])
+
+
+def padding_of(options: Namespace) -> bool | LatencyTable:
+    """Return whether to pad heads, or the latency table of the run where the fastest number is wanted."""
+    if options.pad_heads != "fastest":
+        return options.pad_heads is not None
+    file = run_of(options.run) / LATENCY
+    if not file.is_file():
+        raise GateError(
+            f"--pad_heads fastest needs the measured times in {str(file)!r}, which only a run with a budget in time has; write "
+            f"them by head-gates latency --output {file}, or give --pad_heads alone"
+        )
+    return LatencyTable.read(file)
 
 
 def _check(line: CommandLine, out: Path) -> None:
@@ -374,6 +388,7 @@ def _check(line: CommandLine, out: Path) -> None:
     refuse_taken(out)
     if options.pad_heads and options.format != "stock":
         raise GateError(f"--pad_heads is for --format stock, and the format is {options.format}; leave one of them out")
+    padding_of(options)  # raises
     if options.private and options.push_to_hub is None:
         raise GateError(
             "--private says how a repository is made, but nothing is uploaded; give --push_to_hub USER/NAME as well"
@@ -393,14 +408,14 @@ def export(trained: TrainedModel, mask: Tensor, options: Namespace, out: Path) -
     model, inputs = trained.model, example_inputs(trained.model, length=options.length, padded=True)
     cost = None
     if options.format != "masked":
-        cut, _ = copy_in_form(model, mask, "pruned", inputs, pad_heads=options.pad_heads)
+        cut, _ = copy_in_form(model, mask, "pruned", inputs, pad_heads=padding_of(options))
         with progress.stage("measuring parameters, FLOPs and latency"):
             cost = measure_cost(model, cut, inputs, batch_sizes=options.measure)
     card = _card(trained, mask, options.ranking or trained.method, cost)
     if options.format == "onnx":
         _export_onnx(trained, cut, mask, inputs, card, out)
     else:
-        more = {"form": options.format, "pad_heads": options.pad_heads}
+        more = {"form": options.format, "pad_heads": padding_of(options)}
         save_pruned(model, out, mask, **more, tokenizer=trained.tokenizer, card=card, check_batch=inputs)
     return cost
 

@@ -41,6 +41,10 @@ def show(console: Console, table: LatencyTable) -> None:
     for count in range(max(map(len, by_times))):
         shown.add_row(str(count), *(f"{times[count]:.4g}" if count < len(times) else "" for times in by_times))
     console.print(shown)
+    for site in {tuple(site.milliseconds): site for site in table.sites}.values():
+        pairs = [(count, site.fastest_from(count)) for count in range(1, site.gates)]
+        if slow := [f"{faster} {table.unit}s than {count}" for count, faster in pairs if faster > count]:
+            console.print(f"faster at {site.label}: {', '.join(slow)}", soft_wrap=True, highlight=False)
     console.print(
         f"the model takes {table.dense:.4g} ms, and {table.least:.4g} ms without any {table.unit}",
         soft_wrap=True,

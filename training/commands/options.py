@@ -11,6 +11,7 @@ from training.config.data import BleuTokenizer
 from training.config.paths import HubName, LocalPath
 
 Format = Literal["stock", "pruned", "masked", "gates", "onnx"]
+Padding = Literal["fewest", "fastest"]
 ConvertedForm = Literal["pruned", "masked"]
 """None of the families that Transformers 4 pruned has a stock class with fewer heads of the same width."""
 EXPERIMENTS = (
@@ -162,15 +163,14 @@ def export_parser() -> ArgumentParser:
         help="stock: heads gone, plain Transformers, if every layer keeps the same number or with --pad_heads; "
         "pruned: heads gone, any mask; masked: dense shape; gates: the gates alone; onnx: for ONNX Runtime.",
     )
-    add(
-        "--output",
-        type=LocalPath | None,
-        help="The directory to write (default: RUN with the options of the export, such as RUN-pruned-9-refit).",
-    )
+    add("--output", type=LocalPath | None, help="The directory to write (default: RUN with the options of the export).")
     add(
         "--pad_heads",
-        action="store_true",
-        help="With --format stock, add heads of zeros so that all layers have the same size. The model card states their cost.",
+        type=Padding | None,
+        nargs="?",
+        const="fewest",
+        help="With --format stock, add heads of zeros so that all layers have the same size. fewest adds as few as possible; "
+        "fastest chooses the size with the least time in the run's latency table. The model card states their cost.",
     )
     add(
         "--push_to_hub",

@@ -141,3 +141,13 @@ def latency_sentence(latency: dict[str, Any]) -> str:
         f"{text}. The requested speed is {expected / found - 1:.0%} higher; other work on the machine may have disturbed the "
         "table: measure one when it is idle (head-gates latency) and give it as --model.latency_table"
     )
+
+
+def faster_with_more(latency: dict[str, Any]) -> str:
+    """Return a sentence about the sites where more heads were faster in the table; empty if there are none.
+
+    >>> faster_with_more({"faster_with_more": {"encoder.0": [3, 4]}})
+    'in the latency table, more heads are faster at encoder.0 (4 than 3)'
+    """
+    sites = [f"{label} ({wider} than {count})" for label, (count, wider) in latency.get("faster_with_more", {}).items()]
+    return f"in the latency table, more heads are faster at {', '.join(sites)}" if sites else ""

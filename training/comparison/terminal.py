@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gates.surgery.remove import why_not_removable
-from training.comparison.latency import latency_sentence
+from training.comparison.latency import faster_with_more, latency_sentence
 from training.comparison.tables import Results
 from training.config.comparison import POST_HOC, STAGES
 from training.report.captions import outcome
@@ -81,6 +81,8 @@ def sentences(described: Mapping[str, Any], metrics: Mapping[str, Any]) -> Itera
     yield from outcome(described, metrics["main_metric"]).values()
     if "latency" in described:
         yield latency_sentence(described["latency"])
+        if more := faster_with_more(described["latency"]):
+            yield more
     if text := gates_sentence(described["gates"], "a millisecond" if "latency" in described else "an open one"):
         yield text
 

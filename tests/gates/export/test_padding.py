@@ -11,6 +11,7 @@ from gates.attention.sites import find_attention
 from gates.errors import GateError
 from gates.export.checkpoint import save_pruned
 from gates.export.stock import pad_heads
+from gates.gating.latency import LatencyTable, SiteTimes
 from gates.surgery.masks import load_mask
 from tests.gates.export.test_stock import TINY
 from tests.models import masked
@@ -110,6 +111,21 @@ def test_numbers_that_the_config_does_not_take_are_passed_over():
     """LlamaConfig wants the hidden size to be a multiple of the heads: 3 of 4 heads are padded to 4."""
     model = llama(num_key_value_heads=4)
     assert pad_heads(model, torch.tensor([1.0, 1, 1, 0, 1, 0, 0, 0])).tolist() == [1.0] * 8
+
+
+def test_the_fastest_number_of_heads_is_that_of_the_table():
+    """Two heads are needed; three are measured faster, and four are as fast within the noise."""
+    model, mask = zoo.build(zoo.BY_NAME["NomicBert"]), torch.tensor([1.0, 0, 0, 0, 1, 0, 1, 0])
+    smooth = [0.0, 1.0, 3.0, 3.0, 3.0]
+
+    def padded(measured):
+        table = LatencyTable(1.0, [SiteTimes(f"encoder.{layer}", smooth, measured) for layer in range(2)])
+        return pad_heads(model, mask, table).view(2, 4).sum(1).tolist()
+
+    assert pad_heads(model, mask).view(2, 4).sum(1).tolist() == padded(None) == padded(smooth) == [2, 2]
+    assert padded([0.0, 1.0, 4.0, 2.0, 1.99]) == [3, 3]
+    with pytest.raises(GateError, match="measure one of this model"):
+        pad_heads(model, mask, LatencyTable(1.0, [SiteTimes("encoder.0", smooth)]))
 
 
 @pytest.mark.parametrize("name", ["Bert", "Bart", "GPT2"])

@@ -18,6 +18,17 @@ def test_the_most_gates_within_a_time_are_those_of_the_best_of_all_masks(seed):
         assert table.most_within(limit) == most
 
 
+def test_sites_where_more_heads_are_faster(tmp_path):
+    odd = SiteTimes("encoder.0", [0.0, 1.5, 1.5, 3.5, 3.5], [0.0, 2.0, 1.0, 4.0, 3.0])
+    even = SiteTimes("encoder.1", [0.0, 1.0, 2.0, 3.0, 4.0])
+    table = LatencyTable(1.0, [odd, even])
+    assert [odd.fastest_from(count) for count in range(5)] == [0, 2, 2, 4, 4]
+    assert table.faster_with_more([3, 1]) == {"encoder.0": (3, 4)}
+    assert table.faster_with_more([0, 3]) == table.faster_with_more([2, 4]) == {}
+    table.write(tmp_path / "latency.json")
+    assert LatencyTable.read(tmp_path / "latency.json") == table
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_the_convex_minorant_is_the_largest_convex_function_below(seed):
     """At every count its value is the least that a straight line between two measured counts has there."""

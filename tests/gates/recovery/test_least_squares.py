@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from gates.errors import GateError
+from gates.recovery import least_squares
 from gates.recovery.least_squares import ProjectionMoments, add_products_, best_ridge, fit, squared_error
 
 
@@ -70,6 +71,15 @@ def test_without_other_positions_the_largest_ridge_is_the_safest():
         assert best_ridge(*given, weight, [0.01, 1.0, 0.1], has_bias=True) == 1.0
     fits_exactly = moments_of(x, x @ (weight.T + 1))
     assert best_ridge(fits_exactly, fits_exactly, weight, [0.01, 1.0, 0.1], has_bias=True) == 0.01
+
+
+def test_products_in_blocks_are_those_of_all_inputs(monkeypatch):
+    x, y, _ = sample(features=11)
+    whole = moments_of(x, y)
+    monkeypatch.setattr(least_squares, "BLOCK", 4)
+    for found, expected in zip(moments_of(x, y), whole, strict=True):
+        torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(whole.xx, x.T @ x)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

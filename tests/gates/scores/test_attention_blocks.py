@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gates.scores import attention as module
-from gates.scores.attention import attention_confidence, attention_entropy, bias_of, score_blocks, visible_keys
+from gates.scores.attention import attention_confidence, attention_entropy, bias_of, distribution_blocks, visible_keys
 
 LOWEST = torch.finfo(torch.float32).min
 CPU = torch.device("cpu")
@@ -23,7 +23,7 @@ def test_blocks_are_the_rows_of_the_whole(monkeypatch, rows, softcap, causal):
     monkeypatch.setattr(module, "BLOCK", 4)
     query, key = tensors(10, 6)
     bias = None if rows is None else torch.randn(2, 3, rows, 6)
-    blocks = list(score_blocks(query, key, 0.3, bias, softcap, causal))
+    blocks = [scores for scores, _ in distribution_blocks(query, key, 0.3, bias, causal=causal, softcap=softcap)]
     assert [block.shape[2] for block in blocks] == [4, 4, 2]
     whole = torch.einsum("bhqd,bhkd->bhqk", query, key) * 0.3
     whole = whole if softcap is None else softcap * torch.tanh(whole / softcap)

@@ -87,7 +87,7 @@ def test_effects_are_a_ratio_of_sums():
 def test_outputs_of_another_shape_are_refused():
     model, (batch, _) = build("bert").eval(), batches("bert")
     gates, shorter = HeadGates(model), inputs("bert", padding=False, length=5)
-    with pytest.raises(GateError, match=r"have the shape \[3, 7, 32\], and what is to replace them \[3, 5, 32\]"):
+    with pytest.raises(GateError, match=r"have the shape \[3, 7, 32\], but their replacement has \[3, 5, 32\]"):
         interchange(gates, batch, shorter, lambda one: margin_of(logits(model, one)))
     with pytest.raises(GateError, match="not attached"), given_replacement(gates, []):
         pass

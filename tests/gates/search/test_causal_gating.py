@@ -57,7 +57,7 @@ def test_needed_heads_facilitate_noise_is_irrelevant_and_a_harmful_head_interfer
     ]
     assert found.names() == expected
     assert bool((found.agreement() == 1).all())
-    assert found.priced.shape == found.rewarded.shape == (3, subject.gates.size)
+    assert found.with_price.shape == found.with_reward.shape == (3, subject.gates.size)
 
 
 def test_the_harmful_head_is_told_by_its_harm_alone():
@@ -72,8 +72,8 @@ def test_what_a_head_is_worth_depends_on_the_price():
     subject, _ = with_harm("has")
     dear = causal_roles(subject.gates, batches_of(subject), losses_of(subject), price=50.0, steps=40, seeds=[0])
     assert set(dear.names()) == {"irrelevant"}
-    assert bool((dear.priced == 0).all())
-    assert bool((dear.rewarded == 1).all())
+    assert bool((dear.with_price == 0).all())
+    assert bool((dear.with_reward == 1).all())
 
 
 def test_everything_is_as_before_and_the_seed_decides():
@@ -89,9 +89,9 @@ def test_everything_is_as_before_and_the_seed_decides():
     first, again, other = (
         causal_roles(gates, [batch], losses, steps=3, seeds=[seed], advance=lambda: steps.append(1)) for seed in (0, 0, 1)
     )
-    assert torch.equal(first.priced, again.priced)
-    assert torch.equal(first.rewarded, again.rewarded)
-    assert not torch.equal(first.rewarded, other.rewarded)
+    assert torch.equal(first.with_price, again.with_price)
+    assert torch.equal(first.with_reward, again.with_reward)
+    assert not torch.equal(first.with_reward, other.with_reward)
     assert len(steps) == 27
     after = {**model.state_dict(), "log_alpha": gates.log_alpha}
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())

@@ -275,6 +275,7 @@ def test_the_card_states_costs_and_results_only_where_they_hold(run, tmp_path, c
         (["--measure", "[0]"], "batch sizes of at least 1"),
         (["--length", "1"], "--length is 1; expected at least 2"),
         (["--pad_heads"], "--pad_heads is for --format stock, and the format is masked"),
+        (["--format", "stock", "--pad_heads", "fastest"], "--pad_heads fastest needs the measured times in"),
         (["--private"], "give --push_to_hub USER/NAME as well"),
         (["--push_to_hub", "a/b"], "there is no token for an upload to 'a/b'"),
         (["--format", "gates", "--refit"], "the format gates holds none"),
