@@ -215,12 +215,7 @@ def check_reachable(
     context: Context = nullcontext,
     effort: Effort = Effort(turns=MIN_TURNS, warm_up=1, seconds=0.0),
 ) -> None:
-    """Raise :class:`GateError` for a time far below that of the model without heads, before a whole table is measured.
-
-    Args:
-        budgets: The budgets in time, such as ``12ms`` or ``0.7x``.
-        model: A dense model without attached gates, as for :func:`measure_table`.
-    """
+    """Raise :class:`GateError` for a time far below that of the model without heads, before a whole table is measured."""
     gates = HeadGates(model, unit)
     check_removable(gates.sites)
     pruned = without_heads(model, torch.zeros(gates.heads), inputs)
@@ -249,8 +244,6 @@ def measure_achieved(
 
     Args:
         dense: The dense model on the device, without attached gates. It is not changed.
-        mask: 0/1 per head, ``[heads]``.
-        inputs: Inputs like those of the table.
         context: A context in which the models run.
 
     Returns:

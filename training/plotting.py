@@ -91,11 +91,6 @@ def method_styles(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
     return {method: line_style(index) | {"color": colours[method]} for index, method in enumerate(methods)}
 
 
-def legend_on_the_right(figure: Figure, axes: Axes, order: Sequence[str] = ()) -> Legend:
-    """Write the names of the lines on the right of the picture."""
-    return figure.legend(*_ordered(axes, order), loc="outside right upper", alignment="left")
-
-
 def legend_below(figure: Figure, axes: Axes, order: Sequence[str] = ()) -> Legend:
     """Make the picture higher and write the names of the lines below it, in as many columns as fit."""
     handles, labels = _ordered(axes, order)
@@ -174,7 +169,6 @@ def quality_by_budget(curve: pd.DataFrame, comparison: pd.DataFrame, *, metric: 
     Args:
         curve: The columns method, heads, select_METRIC (mask alone).
         comparison: The columns method, stage, heads, select_METRIC, at the budget of the run.
-        metric: The metric, such as ``accuracy``.
         lower_is_better: Whether its lowest value is the best, as of a perplexity.
     """
     column = f"select_{metric}"
@@ -209,12 +203,10 @@ def quality_by_budget(curve: pd.DataFrame, comparison: pd.DataFrame, *, metric: 
 
 @styled
 def heads_within_loss(search: Mapping[str, Any], metric: str, gate: str) -> Figure:
-    """Draw what a model loses on the selection split against the heads it keeps, with 95 % intervals, and the budget found.
+    """Draw the loss on the selection split against the heads that are kept, with 95 % intervals, and the budget found.
 
     Args:
-        search: The content of ``budget.json``.
-        metric: The metric of the loss.
-        gate: What is counted: a head, or a group of heads.
+        gate: The unit of budgets: a head, or a group of heads.
     """
     points, measure = pd.DataFrame(search["points"]), "points" if unit(metric) else "percent"
     figure = Figure(figsize=(6, 3.6), layout="constrained")

@@ -117,11 +117,7 @@ def check_limits(setup: Setup, data: TaskData) -> None:
 
 
 def make_pruner(setup: Setup, data: TaskData, options: PrunerOptions | None = None) -> HeadPruner:
-    """Return the built module with the weights of the run's seed.
-
-    Args:
-        options: The options of the module, in place of the setup's.
-    """
+    """Return the built module with the weights of the run's seed."""
     pl.seed_everything(setup.run.seed, workers=True, verbose=False)
     pruner = HeadPruner(options or setup.model, seed=setup.run.seed)
     with progress.stage("loading the model"):
@@ -139,7 +135,6 @@ def make_trainer(
 
     Args:
         identity: The identity of the run or experiment, for its checkpoints.
-        overrides: Settings in place of the run's.
     """
     weights = setup.weights
     averaging = [AverageWeights(weights.average_last, weights.average_every)] if weights.average_last > 1 else []
@@ -183,9 +178,6 @@ def start_launched(setup: Setup, resolved: str) -> None:
 
     Args:
         resolved: All options, as YAML.
-
-    Raises:
-        GateError: If the processes do not fit the trainer's options, or were given different options.
     """
     world = launched(os.environ)
     if world is not None and world.size > 1:

@@ -52,10 +52,6 @@ def test_the_report_praises_the_lowest(run):
     table = contents.summary[(contents.summary["stage"] == "retrained") & (contents.summary["method"] != "dense")]
     best = table.loc[table["mean"].idxmin(), "method"]
     assert re.search(rf"{re.escape(best)} has the lowest test perplexity", captions.best_method(contents, "retrained"))
-    assert f"Lowest after training: {best}" in captions.results(contents)
-    curve = contents.curve
-    lowest = curve.loc[curve["select_perplexity"].idxmin(), "method"]
-    assert lowest in captions.curve(contents)
     assert (run / "plots" / "quality_by_budget.png").is_file()
 
 

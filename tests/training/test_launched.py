@@ -26,7 +26,6 @@ DEEPSPEED = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_SIZE": "2
 KUBEFLOW = {"RANK": "1", "WORLD_SIZE": "2", **MEETING}
 BATCH = {"SLURM_JOB_ID": "1234", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
 SRUN = BATCH | {"SLURM_STEP_ID": "0", "SLURM_PROCID": "2", "SLURM_LOCALID": "2"}
-JSRUN = {"JSM_NAMESPACE_SIZE": "4", "JSM_NAMESPACE_RANK": "2", "JSM_NAMESPACE_LOCAL_RANK": "0", "JSM_NAMESPACE_LOCAL_SIZE": "2"}
 
 
 @pytest.fixture
@@ -48,7 +47,6 @@ def environment(monkeypatch):
         (SRUN | {"SLURM_NNODES": "2", "SLURM_TASKS_PER_NODE": "2(x2)"}, ("srun", 4, 2, 2)),
         (SRUN | {"SLURM_NNODES": "4", "SLURM_STEP_NUM_NODES": "2"}, ("srun", 4, 2, 2)),
         (SRUN | {"PMI_SIZE": "4", "PMI_RANK": "2"}, ("srun", 4, 2, 4)),
-        (JSRUN, ("jsrun", 4, 2, 2)),
         (BATCH | {"SLURM_NTASKS": "1"}, None),
         (SRUN | {"SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_JOB_NAME": "bash"}, None),  # srun --pty bash
         (BATCH | {"SLURM_JOB_NAME": "interactive"}, None),  # a shell of salloc

@@ -14,7 +14,7 @@ from gates.errors import GateError
 from tests.training.runs import write_config
 from training.commands.table import run_command
 from training.config import RunOptions
-from training.runs.directory import LOCK, is_abandoned, locked_directory, only_writer, refuse_busy, writing_to
+from training.runs.directory import LOCK, locked_directory, only_writer, refuse_busy, writing_to
 
 HOLDER = """
 import sys, time
@@ -49,10 +49,8 @@ def test_the_second_writer_is_refused_and_the_lock_ends_with_its_process(tmp_pat
             pytest.fail("two at once")
         with pytest.raises(GateError, match="another process is at work"):
             refuse_busy(tmp_path)
-        assert not is_abandoned(tmp_path)
         holder.kill()
     refuse_busy(tmp_path)
-    assert is_abandoned(tmp_path)
     with only_writer(tmp_path):
         assert (tmp_path / LOCK).is_file()
     assert list(tmp_path.iterdir()) == []
@@ -69,15 +67,12 @@ def test_a_directory_into_which_nothing_came_goes_again(tmp_path):
 
 
 def test_runs_without_a_directory_that_start_together_get_numbers(hold, tmp_path, monkeypatch):
-    """Also while the first has written nothing yet; what one left that was killed before it wrote anything is taken."""
+    """Also while the first has written nothing yet."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HEAD_GATES_RUN_DIR", raising=False)
-    first = hold(Path("runs/x"))
+    hold(Path("runs/x"))
     with locked_directory(RunOptions(name="x")) as (run, _):
         assert str(run.path) == "runs/x-2"
-    first.release()
-    with locked_directory(RunOptions(name="x")) as (run, _):
-        assert str(run.path) == "runs/x"
     assert not (tmp_path / "runs" / "x-2").exists()
 
 

@@ -1,4 +1,4 @@
-"""``python -m training analyze RUN --experiments LIST --run_dir DIR``: show what the heads of a trained model do.
+"""``python -m training analyze RUN --experiments LIST --run_dir DIR``: analyse the heads of a trained model.
 
 Most experiments read the directory and the data of a finished run. The model is the dense one, at the end of fine-tuning. Roles
 are also found in a plain folder with a model, and survival reads only the tables of a run or comparison.
@@ -37,7 +37,6 @@ from training.analysis.model import (
 from training.analysis.role_measures import RoleFiles, read_texts
 from training.analysis.roles import roles_of_heads
 from training.analysis.survival import survival_of_roles
-from training.analysis.wandb import send_pictures, tracking_of
 from training.cli.command_line import CommandLine, split_options
 from training.cli.exit import stdout
 from training.runs import progress
@@ -47,7 +46,7 @@ from training.runs.stored import read_json
 from training.runs.tracking import code_version, machine, versions
 from training.setup import Setup, open_data, quiet_libraries
 
-# The experiments that a command line chooses, and whether it has what they need.
+# The experiments that a command line chooses, and the check of their options.
 
 OTHER = "--other_data."
 DOMAINS, ROLES, SURVIVAL = "domains", "roles", "survival"
@@ -82,8 +81,8 @@ def as_typed(text: str) -> str:
 def experiments_of(options: Any) -> list[str]:
     """Return the names of the chosen experiments in the order given.
 
-    The default is roles for a folder with a model and for pruned weights, roles and survival for a run with trees, and
-    :data:`WITHOUT_TREES` for a run without.
+    The default for a folder with a model and for pruned weights is roles. For a run with trees it is roles and survival, and
+    for a run without trees :data:`WITHOUT_TREES`.
     """
     if options.experiments is None:
         if is_model_folder(options.run) or options.weights != "dense":
@@ -209,7 +208,6 @@ def other_setup(run: RunDirectory, overrides: Sequence[str], other: Sequence[str
     """Return the setup of a finished run with other data.
 
     Args:
-        run: The run.
         overrides: Arguments of :mod:`training.fit` that replace those of the run.
         other: Those of other data, which come after them.
     """
@@ -237,8 +235,6 @@ def _analyze(line: CommandLine, chosen: Sequence[str], other: Sequence[str]) -> 
     elsewhere = other_setup(RunDirectory.finished(options.run), overrides, other) if DOMAINS in chosen else None
     if any(name != SURVIVAL for name in chosen) and not is_model_folder(options.run):
         dense = load_run(options.run, overrides, options.weights)
-    tracking = tracking_of(Path(options.run))
-    pictures: dict[str, Path] = {}
     about = {"command": line.command} | ({} if dense is None else {"metric": dense.metric})
     console, device = stdout(), torch.device("cpu") if dense is None else dense.device
     for name, experiment in _experiments(options, dense, chosen, elsewhere).items():
@@ -253,11 +249,8 @@ def _analyze(line: CommandLine, chosen: Sequence[str], other: Sequence[str]) -> 
             continue
         cost = {"seconds": round(meter.cost.seconds, 2), "peak_memory_mb": meter.cost.peak_memory_mb}
         out.write(name, result, about | cost)
-        pictures |= {figure: out.path / "plots" / f"{figure}.png" for figure in result.figures}
         for sentence in result.sentences:
             console.print(escape(sentence), soft_wrap=True)
-    if tracking is not None and pictures:
-        send_pictures(tracking, Path(options.run), pictures)
     console.print(f"written: {escape(str(out.path))}", soft_wrap=True)
 
 

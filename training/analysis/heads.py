@@ -49,8 +49,8 @@ STEPS = 10
 def ablate_each(dense: LoadedRun) -> AnalysisResult:
     """Remove each head alone (section 3.2): the change on the test split, and whether it is more than chance.
 
-    ``p`` is McNemar's exact test for accuracy, the paired bootstrap over examples for other metrics of classifiers, and the
-    paired t test for the loss, which is the metric of every other task; ``p_holm`` is corrected for the number of heads.
+    ``p`` is McNemar's exact test for accuracy, and the paired bootstrap over examples for other metrics of classifiers. Every
+    other task has the paired t test of the loss. ``p_holm`` is corrected for the number of heads.
     """
     found = outcomes(dense, leave_one_out_masks(dense.gates.size), "test")
     table = gate_columns(dense.gates).assign(**_changes(found.values, found.losses))
@@ -61,9 +61,9 @@ def ablate_each(dense: LoadedRun) -> AnalysisResult:
     unit, total = dense.gates.unit, len(table)
     base, worst = float(found.values[0]), table.iloc[int(gain.to_numpy().argmin())]
     sentences = [
-        f"In this one model, removing one {unit} alone {measure.worsens} test {measure.name} significantly (p < "
-        f"{SIGNIFICANCE:g} over test examples, after Holm's correction for {total}) for {int(harmful.sum())} of {total} "
-        f"{unit}s and {measure.improves} it for {int(helpful.sum())}; with all {unit}s it is {measure.text(base)}.",
+        f"With all {unit}s of this one model test {measure.name} is {measure.text(base)}; removing one alone {measure.worsens} "
+        f"it significantly for {int(harmful.sum())} of {total} {unit}s and {measure.improves} it for {int(helpful.sum())}.",
+        f"Significant is p < {SIGNIFICANCE:g} over test examples, after Holm's correction for {total} {unit}s.",
         f"{_largest_loss(measure, worst['change'], _name(worst))} Without correction {int((table['p'] < SIGNIFICANCE).sum())} "
         f"{unit}s would have seemed significant.",
     ]
@@ -83,7 +83,7 @@ def one_per_layer(dense: LoadedRun) -> AnalysisResult:
     """Reduce one layer at a time to its single best head (section 3.3), with all others whole.
 
     The best head is the one that, left alone in its layer, gives the best metric on the *selection* split (of equals the lowest
-    loss); what it costs is then measured on the test split.
+    loss). Its cost is then measured on the test split.
     """
     gates, columns = dense.gates, gate_columns(dense.gates)
     layers = gates.layer_index().cpu()
@@ -383,8 +383,8 @@ def _spearman(one: pd.Series, other: pd.Series) -> float | None:
 class EveryEpoch(pl.Callback):
     """Score and prune heads after every epoch of fine-tuning and at its end, without a trace in the training.
 
-    It records HIS and entropy of all heads on training data, and the quality on the test split with more and more heads pruned
-    in the order of HIS. Training stops where fine-tuning ends.
+    It records HIS and entropy of all heads on training data. It also records the quality on the test split while heads are
+    pruned in the order of HIS. Training stops where fine-tuning ends.
     """
 
     def __init__(self, dense: LoadedRun) -> None:

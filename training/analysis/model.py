@@ -1,4 +1,4 @@
-"""The dense model of a finished run under any masks: what it predicts, and how its heads score."""
+"""The dense model of a finished run under any masks: its predictions, and the scores of its heads."""
 
 from __future__ import annotations
 
@@ -87,7 +87,6 @@ class ClassOutcomes:
         losses: ``[masks, examples]``.
         predictions: The classes, ``[masks, examples]``.
         targets: The classes, ``[examples]``.
-        metric: The name of the main metric.
     """
 
     losses: Array
@@ -170,8 +169,6 @@ class LoadedRun(ScoringContext):
     """The model of a finished run with its data, in evaluation mode on one device.
 
     Args:
-        run: The finished run.
-        setup: The setup of the run.
         mask: The mask ``[gates]`` that the weights were trained with; None for the dense weights.
     """
 
@@ -196,15 +193,7 @@ class LoadedRun(ScoringContext):
 
 @dataclass(frozen=True)
 class AnalysisResult:
-    """The result of one experiment.
-
-    Args:
-        tables: The tables by file name without ending.
-        figures: The pictures by file name without ending.
-        sentences: The results in words.
-        numbers: The results for ``metrics.json``.
-        pages: The texts of further files, by name.
-    """
+    """The result of one experiment."""
 
     tables: dict[str, pd.DataFrame]
     figures: dict[str, Figure]
@@ -217,7 +206,6 @@ def load_run(path: str, overrides: Sequence[str] = (), weights: Literal["dense",
     """Rebuild the model and the data of a finished run from its configuration.
 
     Args:
-        path: The run directory.
         overrides: Arguments of ``training.fit`` that replace those of the configuration, such as where the data are.
         weights: The weights at the end of fine-tuning, or those at the end of the run with their mask.
     """
@@ -272,9 +260,8 @@ def setup_of(run: RunDirectory, overrides: Sequence[str] = (), given: str = "wha
     """Return the setup of a finished run.
 
     Args:
-        run: The run.
         overrides: Arguments of ``training.fit`` that replace those of the run.
-        given: What these arguments are called in errors.
+        given: The name of these arguments in errors.
     """
     file = run.path / CONFIG
     check_unchanged(file, read_text(file, "the configuration"))
@@ -288,7 +275,7 @@ def setup_of(run: RunDirectory, overrides: Sequence[str] = (), given: str = "wha
 
 
 def _parse(arguments: list[str], wrong: str) -> Any:
-    """Parse arguments of ``training.fit``. Raise :class:`GateError` that begins with what is wrong."""
+    """Parse arguments of ``training.fit``. Raise :class:`GateError` that begins with ``wrong``."""
     parser = build_parser()
     parser.exit_on_error = False
     try:
@@ -361,9 +348,7 @@ class ObservedModel:
 
     Args:
         backbone: The model, in evaluation mode on ``device``.
-        sites: Its attention modules.
         tokenizer: Its own tokenizer, or that of the run's data.
-        device: The device to compute on.
         gates: The gates on the model; None for a folder's.
         data: The data of the run; None for a folder's.
         mask: The mask in force, ``[gates]``; None for all gates open.

@@ -70,7 +70,7 @@ class RoleFiles:
 
     Args:
         conllu: A treebank; None with a parser of the texts.
-        text: A text whose tokens say what is rare; None for the run's training data, or else the treebank.
+        text: A text whose token frequencies count; None for the run's training data, or else the treebank.
         coref: A file of pronouns; None for none.
         relations: The relations to measure; all by default.
         most_sentences: The most sentences of the treebank and of the pronouns; None for all.
@@ -100,7 +100,6 @@ class Encoded:
     """Sentences that the model takes.
 
     Args:
-        pieces: The tokens of each sentence.
         golds: The tree or pronoun of each sentence, in the same order.
         left_out: The number of sentences that are too long or have no piece.
         pieceless: The number of words without a piece, which count nowhere.
@@ -135,7 +134,7 @@ class Encoded:
         return padded(found, -1, width_of(found, self.limit))
 
     def omissions(self, what: str) -> str:
-        """Say what was left out; empty if nothing was."""
+        """Return the omitted texts and words in a phrase; empty if there are none."""
         parts = [f"{counted(self.left_out, what)} too long for the model"] if self.left_out else []
         parts += [f"{counted(self.pieceless, 'word')} without a piece"] if self.pieceless else []
         return " and ".join(parts)
@@ -147,7 +146,6 @@ class RoleTexts:
 
     Args:
         trees: The sentences of the treebank.
-        relations: The relations to measure.
         pronouns: The texts with pronouns; None without a file.
         frequencies: The frequency of every token, for sources and for targets, ``[vocabulary]``.
         frequencies_from: The texts in which they are counted, in words.
@@ -249,7 +247,7 @@ def _count(rows: Iterable[Sequence[int]], observed: ObservedModel) -> Tensor:
 
 
 def width_of(rows: Sequence[Sequence[Any]], limit: int | None) -> int:
-    """Return the longest row's length, up to a multiple of :data:`MULTIPLE` if the model takes so many tokens.
+    """Return the longest row's length, up to a multiple of :data:`MULTIPLE` if that is within the limit.
 
     >>> width_of([[1] * 5, [1] * 11], limit=None), width_of([[1] * 11], limit=12)
     (16, 12)
@@ -325,10 +323,8 @@ class Measured:
     Args:
         roles: The roles of every head that is not pruned.
         syntactic: The shares of all relations and directions.
-        columns: The names of relations and directions.
         offsets: The names of the fixed offsets with which they are compared.
         coreference: The shares of pronouns; None without a file.
-        confidence: The confidence of every head, ``[heads]``.
     """
 
     roles: list[Role]
@@ -469,7 +465,7 @@ class RolePasses:
             backbone.get_encoder()(**_inputs(ids))
 
     def _common(self, site: int, weights: Tensor, view: View, ids: Tensor, side: str) -> None:
-        """Observe what is defined for every kind of attention."""
+        """Observe the roles that are defined for every kind of attention."""
         frequency, common = self.frequencies[side]
         index = ids.clamp(min=0, max=len(frequency) - 1)
         self.positional.observe(site, weights, view)

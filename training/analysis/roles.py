@@ -30,7 +30,7 @@ from training.stats.numbers import counted, listed
 
 
 def role_page(figure: Figure, sentences: Sequence[str], attention: dict[str, Any]) -> str:
-    """Return a page that needs nothing else: the map of roles, what was found, and the attention of any head."""
+    """Return a page that needs nothing else: the map of roles, the results, and the attention of any head."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=150)
     shown = {"picture": base64.b64encode(picture.getvalue()).decode(), "sentences": sentences, "attention": as_text(attention)}
@@ -196,7 +196,7 @@ def _role_sentences(table: pd.DataFrame, measured: Measured) -> list[str]:
     if absent:
         sentences.append(f"Not measured: {listed([f'{name} ({NEEDS[name]})' for name in absent])}.")
     if measured.unknown:
-        sentences.append(f"No head has enough opportunities for {listed(measured.unknown)}, so nothing is said of it.")
+        sentences.append(f"No head has enough opportunities for {listed(measured.unknown)}, so it has no result.")
     if (table["kind"] == "cross").any():
         sentences.append(
             "For cross attention only positional, rare (of the source) and the sinks are defined; in an encoder-decoder trees "
@@ -222,17 +222,20 @@ def _text_sentences(texts: RoleTexts, measured: Measured) -> list[str]:
         if float(shares.count[best, 2]):
             choice = shares.value[:, 2].nan_to_num(-1.0)
             found.append(
-                f"The best head's maximum is on the antecedent for {100 * shares.value[best, 0]:.1f} % of the pronouns (best "
-                f"fixed offset {100 * shares.baseline[best, 0]:.1f} %, its own maximum on the wrong candidate "
-                f"{100 * shares.value[best, 1]:.1f} %); between the two candidates the best head is right for "
-                f"{100 * choice.max():.1f} % and the nearer one for {100 * shares.baseline[int(choice.argmax()), 2]:.1f} %."
+                f"The best head's maximum is on the antecedent for {100 * shares.value[best, 0]:.1f} % of the pronouns and on "
+                f"the wrong candidate for {100 * shares.value[best, 1]:.1f} %."
+            )
+            found.append(f"The best fixed offset is on the antecedent for {100 * shares.baseline[best, 0]:.1f} %.")
+            found.append(
+                f"Between the two candidates the best head is right for {100 * choice.max():.1f} % and the nearer one for "
+                f"{100 * shares.baseline[int(choice.argmax()), 2]:.1f} %."
             )
     return found
 
 
 def _relation_sentences(relations: pd.DataFrame) -> list[str]:
     if not len(relations):
-        return [f"No relation occurs {LEAST_COUNT} times, so that nothing is said of syntax; give a larger treebank."]
+        return [f"No relation occurs {LEAST_COUNT} times, so there is no result on syntax; give a larger treebank."]
     above = relations[relations["share"] >= relations["baseline"] + 0.1]
     top = above.assign(gain=above["share"] - above["baseline"]).sort_values("gain", ascending=False).head(3)
     named = [

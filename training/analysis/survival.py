@@ -24,11 +24,7 @@ Tables = Mapping[tuple[str, int], Mapping[int, Table]]
 
 
 def survival_of_roles(run: str, roles: str) -> AnalysisResult:
-    """Compare which of the specialised and of the other heads every method keeps.
-
-    Raises:
-        GateError: if one of them is missing, or they are not of the same heads.
-    """
+    """Compare which of the specialised and of the other heads every method keeps."""
     table, masks = read_roles(Path(roles)), read_masks(Path(run))
     heads = len(next(iter(next(iter(masks.values())).values())))
     if heads != len(table):
@@ -74,8 +70,8 @@ def read_masks(run: Path) -> Masks:
 def kept_table(tables: Tables) -> pd.DataFrame:
     """Return for every method and budget the shares kept, means over seeds, and the odds ratio.
 
-    The interval over seeds is about other seeds of the same model. The exact one of the first seed says what the few heads of a
-    model can tell.
+    The interval over seeds is about other seeds of the same model. The exact one of the first seed is about the few heads
+    of one model.
     """
     rows = []
     for (method, budget), of_seeds in tables.items():

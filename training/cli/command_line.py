@@ -10,6 +10,7 @@ from argparse import ArgumentError
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -29,6 +30,7 @@ from training.config import (
     RestartSearch,
     RunOptions,
     ScratchTraining,
+    Setup,
     SwapSearch,
     WandbOptions,
     WeightsKept,
@@ -217,8 +219,6 @@ class CommandLine:
         command: The command that starts it again.
         given: The arguments up to a lone ``--``.
         rest: The arguments behind that, for a command that passes them on.
-        parser: The parser of the command.
-        options: The options.
     """
 
     command: str
@@ -226,6 +226,11 @@ class CommandLine:
     rest: tuple[str, ...]
     parser: ArgumentParser
     options: Any
+
+    @cached_property
+    def setup(self) -> Setup:
+        """The options of a run, checked once."""
+        return Setup.of(self.options)
 
 
 def split_at_dashes(arguments: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -244,14 +249,14 @@ def parse(parser: ArgumentParser, arguments: Sequence[str], *, also: Collection[
             read_yaml(file, "the configuration")
     parser.exit_on_error = False
     parser.allow_abbrev = False
-    set_loader("yaml", _load_within_limits, (yaml.YAMLError,))  # also for files that a configuration names
+    set_loader("yaml", _load_checked, (yaml.YAMLError,))  # also for files that a configuration names
     try:
         return parser.parse_args(list(arguments))
     except ArgumentError as error:
         raise GateError(complaint_of(error, parser)) from error
 
 
-def _load_within_limits(text: str) -> Any:
+def _load_checked(text: str) -> Any:
     check_yaml(text, repr(text) if len(text) < 60 else "a value")
     return _LOADER(text)
 

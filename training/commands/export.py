@@ -172,9 +172,7 @@ def choose_mask(
     """Return the mask ``[heads]`` of a ranking at a budget; without a budget, as in the run.
 
     Args:
-        trained: The finished run.
         ranking: A ranking that the run compared, or one of :data:`COMPUTABLE`. Default: the method whose heads the run keeps.
-        budget: The budget, see :class:`gates.gating.budget.Budget`.
         minimum_per_layer: With a budget, the heads that every layer keeps. Default: as in the run.
         compute: A function that computes the ranking ``[gates]`` of a method that the run did not compare.
     """

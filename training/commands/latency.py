@@ -11,7 +11,7 @@ from gates.gating.latency import LatencyTable
 from training.cli.command_line import CommandLine
 from training.cli.exit import stdout
 from training.comparison.latency import measured_table
-from training.config import Setup, group_of
+from training.config import group_of
 from training.config.run import LatencyOptions
 from training.runs.directory import check_new_output, writing_to
 from training.setup import open_data, quiet_libraries
@@ -20,7 +20,7 @@ from training.setup import open_data, quiet_libraries
 def measure_latency(line: CommandLine) -> None:
     """Measure, write and show."""
     quiet_libraries()
-    options, setup = group_of(LatencyOptions, line.options), Setup.of(line.options)
+    options, setup = group_of(LatencyOptions, line.options), line.setup
     check_new_output(options.output, '"rest":', "latency table")
     table = measured_table(setup, open_data(setup), batch=options.batch_size, length=options.length)
     with writing_to(Path(options.output)):

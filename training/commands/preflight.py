@@ -80,7 +80,7 @@ def check_run(line: CommandLine) -> None:
     world = launched(os.environ)
     if getattr(line.options, "list_methods", False) or (world is None and not is_first_process(os.environ)):
         return  # the process that started this one has checked
-    setup = Setup.of(line.options)
+    setup = line.setup
     methods = setup.end.retrained or []
     if "methods" in line.options:
         for group, prefix in COMPARISON_GROUPS:
@@ -109,7 +109,7 @@ def check_run(line: CommandLine) -> None:
 
 def check_latency(line: CommandLine) -> None:
     """Raise :class:`GateError` for files and folders that are not there."""
-    check_places(Setup.of(line.options))
+    check_places(line.setup)
 
 
 def check_places(setup: Setup) -> None:

@@ -51,10 +51,7 @@ class Command:
     """A command.
 
     Args:
-        purpose: The purpose in one line.
-        parser: A function that returns the parser of its line.
         work: The ``module:function`` that gets the :class:`CommandLine`.
-        when_stopped: Advice after Ctrl+C.
         groups: The groups of options of a command that trains, with their prefixes.
         hidden: The options that it takes from configurations without using them.
         check: The ``module:function`` that gets the line too, before anything heavy is imported.

@@ -20,7 +20,6 @@ from transformers import PreTrainedModel
 from gates.errors import GateError, first_line
 from gates.files import bring_all_to_disk, bring_to_disk, naming, replacing
 from training.config import PrunerOptions, Setup
-from training.config.run import TrainerOptions
 from training.data.base import TaskData
 from training.pruner.module import HeadPruner
 from training.runs import processes
@@ -41,9 +40,7 @@ class Experiment:
     """Hold a finished experiment.
 
     Args:
-        key: The hash of its inputs.
         path: Its folder. The files were checked, but the parts of a checkpoint are checked when it is read.
-        result: The content of its ``result.json``.
     """
 
     key: str
@@ -57,9 +54,6 @@ class ExperimentCache:
     Killed work leaves its folder, and finds its files, such as a checkpoint, there again. If several commands need the same
     experiment, one makes it, and the others wait; the lock ends with its process. If several processes train together, the
     first reads, locks and writes, and all do the work.
-
-    Args:
-        path: The folder of the cache.
     """
 
     def __init__(self, path: Path) -> None:
@@ -67,11 +61,7 @@ class ExperimentCache:
         self._read_before: dict[str, Experiment] = {}
 
     def get(self, determined_by: Mapping[str, Any]) -> Experiment | None:
-        """Return the finished experiment; None if there is none.
-
-        Raises:
-            GateError: If one of its files is damaged.
-        """
+        """Return the finished experiment; None if there is none."""
         return processes.in_first(lambda: self._read(key_of(determined_by)))
 
     def get_or_make(self, determined_by: Mapping[str, Any], make: Callable[[Path], dict[str, Any]]) -> Experiment:
@@ -102,11 +92,15 @@ class ExperimentCache:
                             f"{str(folder / name)!r} is not of the experiment that lies there; remove it, or {mend}"
                         )
                     if sums[name] != own:
-                        raise damaged(folder / name, "what was written", "its checksum is another", mend)
+                        raise damaged(folder / name, "the written file", "its checksum is another", mend)
                 if key_of(read_json(folder / DETERMINED_BY, dict, mend=mend)) != key:
-                    raise damaged(folder / DETERMINED_BY, "what this experiment is of", "it is that of another one", mend)
+                    raise damaged(
+                        folder / DETERMINED_BY, "the inputs of this experiment", "they are those of another one", mend
+                    )
                 result: dict[str, Any] = read_json(folder / RESULT, dict, mend=mend)
-                if lost := sorted(name for name in set(sums) - set(found) if not name.endswith(CHECKPOINT)):  # told when needed
+                if lost := sorted(
+                    name for name in set(sums) - set(found) if not name.endswith(CHECKPOINT)
+                ):  # found missing when needed
                     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder / lost[0]))
             except OSError as error:
                 reason = error.strerror or first_line(error)
@@ -174,11 +168,7 @@ def _checksums(folder: Path) -> dict[str, str]:
 
 
 class ScoreFiles(MutableMapping[str, Tensor]):
-    """Keep scores ``[gates]`` by name, each in a JSON file with a checksum. The first of several processes reads and writes.
-
-    Args:
-        folder: The folder of the files.
-    """
+    """Keep scores ``[gates]`` by name, each in a JSON file with a checksum. The first of several processes reads and writes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -204,7 +194,7 @@ class ScoreFiles(MutableMapping[str, Tensor]):
     def __setitem__(self, name: str, scores: Tensor) -> None:
         def write() -> None:
             self.folder.mkdir(parents=True, exist_ok=True)
-            # Another machine's process would seem to be gone, and what it is writing to be left behind.
+            # A lock works between machines; the name of a partial file holds a process of this machine.
             lock = self.folder / f".{name}.lock"
             with FileLock(lock):
                 with replacing(self._file(name)) as partial:
@@ -251,14 +241,13 @@ def identity_of_dense(setup: Setup, pruner: HeadPruner, data: TaskData, *, proce
     """Return the identity of the dense model at the end of fine-tuning, as JSON.
 
     Args:
-        setup: The setup of the run.
         pruner: The module, built, with its first weights.
-        data: The data, built.
         processes: The number of processes that train together. Each has its own batches.
     """
     options, weights = setup.model, setup.weights
     trainer: dict[str, Any] = {name: getattr(setup.trainer, name) for name in NUMERICS}
     trainer |= {"average_last": weights.average_last, "average_every": weights.average_every}
+    limits = (setup.trainer.limit_val_batches, setup.trainer.limit_test_batches)
     return {
         "format": FORMAT,
         "experiment": "dense",
@@ -268,7 +257,7 @@ def identity_of_dense(setup: Setup, pruner: HeadPruner, data: TaskData, *, proce
         "data": data.fingerprint(),
         "trainer": trainer,
         # Batches of evaluation change no result, but where they are limited they say which examples are evaluated.
-        **({"eval_batch_size": data.options.eval_batch_size} if limits_evaluation(setup.trainer) else {}),
+        **({"eval_batch_size": data.options.eval_batch_size} if any(limit not in (None, 1.0) for limit in limits) else {}),
         **({"processes": processes} if processes > 1 else {}),
         **({"patience": weights.patience} if weights.patience is not None else {}),
         # A run from another run's checkpoint has its history, which nothing else here contains.
@@ -297,17 +286,14 @@ def options_of_gates(options: PrunerOptions) -> dict[str, Any]:
 
 
 def options_after_finetuning(options: PrunerOptions, *, averages: bool) -> dict[str, Any]:
-    """The options that training with a fixed mask depends on, beside where it starts: its length among them, of which the dense
-    model knows nothing, whether the learning rate waits for gates, and where weights are averaged, which is over the retrain
-    phase alone, how it is divided."""
+    """Return the options that training with a fixed mask depends on, in addition to its start.
+
+    The length is among them, and whether the learning rate waits for gates. Averages of weights are taken over the retrain
+    phase alone, so with them the division into phases counts too.
+    """
     after = {name: getattr(options, name) for name in AFTER_FINETUNING} | {"epochs": round(options.prune + options.retrain, 6)}
     after["pipelined"] = bool(options.pipelined)
     return after | ({"prune": round(options.prune, 6), "retrain": round(options.retrain, 6)} if averages else {})
-
-
-def limits_evaluation(trainer: TrainerOptions) -> bool:
-    """Return whether only some batches of the selection or test split are evaluated."""
-    return any(getattr(trainer, name) not in (None, 1.0) for name in ("limit_val_batches", "limit_test_batches"))
 
 
 def shape_of(model: PreTrainedModel) -> dict[str, Any]:
@@ -318,8 +304,7 @@ def shape_of(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def behaviour_of(model: PreTrainedModel) -> dict[str, Any]:
-    """A model's config without names: what it computes with its weights, such as dropout and how rows make heads; of a
-    translator also how it generates."""
+    """Return a model's config without names, such as its dropout and sizes, with the generation config of a translator."""
     fields = json.loads(model.config.to_json_string(use_diff=False))
     names = ("_name_or_path", "architectures", "transformers_version", "id2label", "label2id", "auto_map")
     behaviour = {name: value for name, value in fields.items() if name not in names}

@@ -58,17 +58,15 @@ from training.setup import Setup, make_pruner, make_trainer
 # Voita's control: the structure that pruning found, trained from new weights with as many updates as the whole run.
 
 OTHER_SEED = 104_729
-"""The offset from the dense model's seed to that of new weights. With the same start the control would be a rewound part of the
-dense model (a lottery ticket, Frankle and Carbin 2019), not a new model."""
+"""The offset from the dense model's seed to that of new weights. With the same seed the control would be a rewound part of the
+dense model (a lottery ticket, Frankle and Carbin 2019), and not new."""
 
 
 def scratch_options(options: PrunerOptions, scratch: ScratchTraining, model: PreTrainedModel) -> PrunerOptions:
     """Return the options to train new weights: all of them, in one cycle of the learning rate, without distillation.
 
     Args:
-        options: The options of the run that found the mask.
         scratch: The length and learning rate of the training. By default it is as long as all phases of the run.
-        model: The model whose shape the new one has.
     """
     return replace(
         options,
@@ -119,21 +117,13 @@ WEIGHTS = "weights.ckpt"
 
 
 def read_weights(checkpoint: Path) -> dict[str, Any]:
-    """Return the state dict of a checkpoint, on the CPU.
-
-    Raises:
-        GateError: If it is damaged.
-    """
+    """Return the state dict of a checkpoint, on the CPU."""
     content: dict[str, Any] = read_checkpoint(checkpoint, mend=mend_of(checkpoint))["state_dict"]
     return content
 
 
 def checked(checkpoint: Path | None) -> Path | None:
-    """Return the same checkpoint, or None, after a check of its checksums.
-
-    Raises:
-        GateError: If it is damaged.
-    """
+    """Return the same checkpoint, or None, after a check of its checksums."""
     if checkpoint is not None:
         check_whole(checkpoint, mend_of(checkpoint))
     return checkpoint
@@ -150,22 +140,10 @@ def backbone_of(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def weights_of(experiment: Experiment) -> Path:
-    """Return the checkpoint of an experiment.
-
-    Raises:
-        GateError: If it is gone.
-    """
+    """Return the checkpoint of an experiment."""
     if not (experiment.path / WEIGHTS).is_file():
         raise GateError(f"{str(experiment.path)!r} holds no weights; {mend_of(experiment.path / WEIGHTS)}")
     return experiment.path / WEIGHTS
-
-
-def learned_result(pruner: HeadPruner) -> dict[str, Any]:
-    """Return the trained gates as JSON, with the step after which each closed, ``[gates]``.
-
-    See :meth:`training.pruner.steering.GateController.learned`.
-    """
-    return pruner.steering.learned() | {"closing_step": pruner.closing_step.tolist()}
 
 
 GATES_OVER_TIME = "gates_over_time.csv"
@@ -177,7 +155,6 @@ class Experiments:
     Args:
         setup: The setup of the comparison, with the seed.
         data: The data, built, in the order of the seed.
-        cache: The cache of the experiments.
         pruner: The module of the setup, built, with its first weights. Made by default.
 
     Attributes:
@@ -215,11 +192,7 @@ class Experiments:
             self._loggers = []
 
     def dense(self) -> Experiment:
-        """Return the dense model at the end of fine-tuning, in ``weights.ckpt``.
-
-        Raises:
-            GateError: If the checkpoint to start from is past fine-tuning.
-        """
+        """Return the dense model at the end of fine-tuning, in ``weights.ckpt``."""
 
         def make(folder: Path) -> dict[str, Any]:
             # The module has its first weights: every other experiment starts from this one.
@@ -232,12 +205,7 @@ class Experiments:
         return self._experiment("finetune", self.dense_key, make)
 
     def learn(self, changes: Mapping[str, Any], restart: int = 0) -> Experiment:
-        """Do the prune phase of a learned method: ``weights.ckpt``, ``gates_over_time.csv`` and the final gates.
-
-        Args:
-            changes: The changes of the options, including the budget.
-            restart: The number of the restart. Each has noise of its own.
-        """
+        """Do the prune phase of a learned method: ``weights.ckpt``, ``gates_over_time.csv`` and the final gates."""
         dense, options = self.dense(), replace(self.options, **changes)
 
         def make(folder: Path) -> dict[str, Any]:
@@ -248,7 +216,7 @@ class Experiments:
             if processes.is_first():
                 log.of_pruning(pruner).to_csv(folder / GATES_OVER_TIME, index=False)
             pruner.load_state_dict(read_weights(folder / WEIGHTS))
-            return cost | learned_result(pruner)
+            return cost | pruner.steering.learned() | {"closing_step": pruner.closing_step.tolist()}
 
         determined_by = {
             "experiment": "learn", "dense": dense.key, "options": options_of_gates(options) | {"seed": self.seed},
@@ -352,12 +320,8 @@ class Experiments:
         """Compute metrics and predictions of the dense model with fixed gate values ``[gates]``, mostly a mask.
 
         Args:
-            values: The gate values, ``[gates]``.
-            splits: The splits to evaluate on.
-            replacement: The replacement of closed heads: nothing, their mean output on training data, the constants with the
-                lowest loss on training data, or their output with uniform attention.
+            replacement: The replacement of closed heads, see :data:`training.scoring.passes.Replacement`.
             start: The experiment with the weights. Default: the dense one.
-            changes: The changes of the options that these weights were trained with.
         """
         determined_by = {
             "experiment": "post hoc", "dense": (start or self.dense()).key, "values": values.tolist(), "splits": list(splits),
@@ -383,9 +347,6 @@ class Experiments:
         """Retrain with fixed gate values to the end of the schedule, and return metrics and predictions.
 
         Args:
-            values: The gate values ``[gates]``, mostly a mask.
-            start: The dense experiment, or a learned one.
-            changes: Changes of the options.
             steps: The number of steps, if fewer than in the schedule. Learning rates fall over them.
             keeps_weights: Whether to keep ``weights.ckpt`` too, with the mask and without the optimiser.
         """
@@ -467,12 +428,7 @@ class Experiments:
         Steps after the last checkpoint are made twice and count once.
 
         Args:
-            pruner: The module.
-            folder: The folder of the experiment.
-            callbacks: The callbacks of this training.
-            start: The checkpoint to start from.
             keeps: Gate values ``[gates]`` to leave with the final weights in ``weights.ckpt``.
-            limit: Settings of the trainer that end the training earlier.
         """
         gc.collect()  # earlier trainers and modules refer to each other, and their optimisers hold much memory
         last, key = folder / "last.ckpt", folder.name.removeprefix(".")

@@ -44,7 +44,6 @@ from training.config import (
     PrunerOptions,
     RefitSearch,
     RestartSearch,
-    Setup,
     SwapSearch,
     group_at,
     group_of,
@@ -68,8 +67,8 @@ from training.setup import make_trainer, open_data, quiet_libraries, start_launc
 from training.stats.numbers import number, shown, signed, unit
 from training.truth.tables import as_markdown
 
-# What a comparison is asked for against itself, before anything is read or trained: options that nothing would use, and
-# methods, budgets and stages that do not go together.
+# Check options against each other before anything is read or trained: unused options, and methods, budgets and stages that do
+# not go together.
 
 INSTEAD = {
     "seed": "; --seeds has those of a comparison",
@@ -116,17 +115,13 @@ def check_needed(given: Sequence[str], methods: Sequence[Method], stages: Sequen
     for beginning, (is_used, add) in used.items():
         for argument in given:
             if argument.startswith(beginning) and not is_used:
-                raise GateError(f"{argument.split('=')[0]} is given, but nothing uses it; add {add}, or leave it away")
+                raise GateError(f"{argument.split('=')[0]} is given, but nothing uses it; add {add}, or remove it")
 
 
 def check_methods(
     options: PrunerOptions, methods: Sequence[Method], budgets: Sequence[BudgetOption], distil: Mapping[str, float]
 ) -> None:
-    """Check that the module takes the options of each method, before hours of training.
-
-    Raises:
-        GateError: For the first options that it does not take.
-    """
+    """Check that the module takes the options of each method, before hours of training."""
     for method in methods:
         own: dict[str, Any] = dict(method.learned.options) if method.is_learned else {}
         if "distil" in method.modifiers:
@@ -155,7 +150,7 @@ def check_times(options: PrunerOptions, budgets: Sequence[BudgetOption], *, laun
     times = [budget for budget in budgets if isinstance(budget, str)]
     if options.latency_table is not None:
         if not times:
-            raise GateError("--model.latency_table is given, but no budget is a time; add one to --budgets, or leave it away")
+            raise GateError("--model.latency_table is given, but no budget is a time; add one to --budgets, or remove it")
         table = LatencyTable.read(options.latency_table)
         for time in times:
             TimeLimit.parse(time, table)  # raises
@@ -186,7 +181,7 @@ def compare(line: CommandLine) -> RunDirectory | None:
         return None
     parts, launcher = data_of(config.data).parts, group_of(LauncherOptions, config)
     cluster = connected(launcher, config.trainer.accelerator) if launcher.launcher == "ray" else nullcontext()
-    start_launched(Setup.of(config), line.parser.dump(config, skip_unset=False))
+    start_launched(line.setup, line.parser.dump(config, skip_unset=False))
     with locked_directory(config.run_dir or f"runs/{config.name}-comparison") as run, cluster:
         return compare_parts(line, run, parts) if parts else compare_on_one(line, run)
 
@@ -195,8 +190,6 @@ def compare_parts(line: CommandLine, run: RunDirectory, parts: Mapping[str, Mapp
     """Compare on each data set of a benchmark, in a folder of its name, and write ``truth.csv`` over all of them.
 
     Args:
-        line: The command line.
-        run: The directory to write into.
         parts: The options of each data set by name.
     """
     config = line.options
@@ -219,14 +212,9 @@ def compare_parts(line: CommandLine, run: RunDirectory, parts: Mapping[str, Mapp
 
 
 def compare_on_one(line: CommandLine, run: RunDirectory) -> RunDirectory:
-    """Compare on one data set.
-
-    Args:
-        line: The command line, for this data set.
-        run: The directory to write into.
-    """
+    """Compare on one data set."""
     config = line.options
-    comparison = planned_comparison(line, run)
+    comparison = comparison_of(line, run)
     budgets, seeds = comparison.budgets, comparison.seeds
     resolved = line.parser.dump(config, skip_unset=False)
     wandb_options = processes.in_first(lambda: reachable(comparison.setup.wandb))  # before hours of work
@@ -246,8 +234,8 @@ def compare_on_one(line: CommandLine, run: RunDirectory) -> RunDirectory:
         contents = report(run)
         console = stdout()
         show_summary(console, contents)
-        if said := without_facts(comparison.setup, seeds, results):
-            console.print(said, soft_wrap=True)
+        if notice := without_facts(comparison.setup, seeds, results):
+            console.print(notice, soft_wrap=True)
         for name in ("report.html", "verdict.md", "comparison.csv"):
             console.print(f"{name.split('.')[0]}: {run.path / name}", soft_wrap=True)
         with lost_in_wandb():  # last, so that nothing else is lost
@@ -255,23 +243,15 @@ def compare_on_one(line: CommandLine, run: RunDirectory) -> RunDirectory:
     return run
 
 
-def planned_comparison(line: CommandLine, run: RunDirectory) -> Comparison:
-    """Return the comparison of a command line.
-
-    Args:
-        line: The command line.
-        run: The directory of the comparison.
-
-    Raises:
-        GateError: If options do not go together.
-    """
+def comparison_of(line: CommandLine, run: RunDirectory) -> Comparison:
+    """Return the comparison of a command line."""
     config, given = line.options, line.given
     options = group_of(ComparisonOptions, config)
     methods, seeds, stages = parse_methods(options.all_methods), options.all_seeds, options.all_stages
     check_unused(config, given)
     check_needed(given, methods, stages)
     check_rows(methods, stages)
-    setup = Setup.of(config)
+    setup = line.setup
     budgets: list[BudgetOption] = list(setup.data.own_budgets or options.all_budgets)
     if isinstance(setup.model.budget, str):  # a time, of a configuration that serves single runs
         setup = replace(setup, model=replace(setup.model, budget=None))
@@ -300,22 +280,15 @@ def planned_comparison(line: CommandLine, run: RunDirectory) -> Comparison:
 
 
 def all_results(comparison: Comparison, run: RunDirectory, resolved: str, launcher: LauncherOptions) -> Results:
-    """Return the results of all seeds. Write ``unfinished.csv`` after every row.
-
-    Args:
-        comparison: The methods, budgets, seeds and stages.
-        run: The directory of the comparison.
-        resolved: All options, as YAML.
-        launcher: Where the experiments run.
-    """
+    """Return the results of all seeds. Write ``unfinished.csv`` after every row."""
     processes.start(make_trainer(comparison.setup))
     results = Results()
-    pieces = sum(len(planned.stages) for planned in comparison.plan([Budget(1, {})] * len(comparison.budgets)))
+    pieces = sum(len(entry.stages) for entry in comparison.plan([Budget(1, {})] * len(comparison.budgets)))
     with progress.stage("comparison", len(comparison.seeds) * pieces) as shown:
         for seed in comparison.seeds:
             experiments, selector = comparison.of_seed(seed)
             results.budgets, plan = selector.budgets, comparison.plan(selector.budgets)
-            if seed == comparison.seeds[0]:  # whose data and model fit what is asked for
+            if seed == comparison.seeds[0]:  # whose data and model fit the options
                 if processes.is_first() and not (run.path / METRICS).is_file():
                     run.write_text(CONFIG, resolved)  # that of the tables which are there stays with them
                 keep_table(comparison.budgets, run)
@@ -346,12 +319,7 @@ def report(run: RunDirectory) -> ReportData:
 
 
 def show_summary(console: Console, contents: ReportData) -> None:
-    """Print means with their intervals and differences to the dense model: a row per stage and method, two columns per budget.
-
-    Args:
-        console: The console.
-        contents: The content of the report.
-    """
+    """Print means with intervals and differences to the dense model: a row per stage and method, two columns per budget."""
     summary, metric = contents.summary, contents.metric
     of = "mean over seeds (95 % interval)" if (summary["seeds"] > 1).any() else "one seed"
     table = Table("stage", "method", title=f"test {metric}{unit(metric)}, {of}")
@@ -368,8 +336,8 @@ def show_summary(console: Console, contents: ReportData) -> None:
             cells[budget] = (number(metric, mean) + interval, "" if math.isnan(lost) else signed(shown(metric, lost)))
         table.add_row(str(stage), str(method), *(text for pair in cells.values() for text in pair))
     console.print(table)
-    if said := warning(contents):
-        console.print(said, soft_wrap=True)
+    if notice := warning(contents):
+        console.print(notice, soft_wrap=True)
 
 
 def _keeps_experiments(folder: Path) -> bool:
@@ -389,11 +357,7 @@ def locked_directory(path: str) -> Iterator[RunDirectory]:
 
 @contextmanager
 def locked_by_one(path: str) -> Iterator[RunDirectory]:
-    """Lock a directory for this comparison: a new or empty one, or a comparison to continue.
-
-    Raises:
-        GateError: If it has other content, or another process works there.
-    """
+    """Lock a directory for this comparison: a new or empty one, or a comparison to continue."""
     folder = Path(path)
     with only_writer(folder) if is_first_process(os.environ) else nullcontext():
         held = {path.name for path in folder.iterdir() if not is_partial(path)} if folder.is_dir() else set()
@@ -406,7 +370,7 @@ def locked_by_one(path: str) -> Iterator[RunDirectory]:
 
 
 def show_methods(console: Console) -> None:
-    """Print every method with its parameters, what it does and its source."""
+    """Print every method with its parameters, its description and its source."""
     table = Table("method", "parameters, the default first", "what decides which heads stay", "source", title="Methods")
     described: dict[str, Learned | Scorer | Outside] = {**LEARNED, **SCORERS, **OUTSIDE}
     for name, method in described.items():

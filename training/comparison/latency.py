@@ -29,9 +29,6 @@ def timed(setup: Setup, run: RunDirectory, data: TaskData) -> Setup:
     """Return the setup with a latency limit in place of a budget in time. Write nothing.
 
     The table is the given one, that of the resumed run, or one that is measured here.
-
-    Raises:
-        GateError: For a table of another model, a time that this model cannot have, or several processes that would measure.
     """
     if not setup.model.is_timed:
         return setup
@@ -40,11 +37,7 @@ def timed(setup: Setup, run: RunDirectory, data: TaskData) -> Setup:
 
 
 def table_of(budgets: Sequence[str], setup: Setup, kept: Path | None, data: Callable[[], TaskData]) -> LatencyTable:
-    """Return the given table, or that of an earlier call if its file exists, or one that is measured here.
-
-    Raises:
-        GateError: For a file without a table, or several processes that would measure at once.
-    """
+    """Return the given table, or that of an earlier call if its file exists, or one that is measured here."""
     if setup.model.latency_table is not None:
         return LatencyTable.read(setup.model.latency_table)
     if kept is not None and kept.is_file():
@@ -55,11 +48,7 @@ def table_of(budgets: Sequence[str], setup: Setup, kept: Path | None, data: Call
 def limits_of(
     budgets: Sequence[BudgetOption], setup: Setup, kept: Path | None, data: Callable[[], TaskData]
 ) -> list[BudgetOption]:
-    """Return the budgets of a comparison with limits by one table in place of times. Data is only read to measure.
-
-    Raises:
-        GateError: As in :func:`table_of`; also for a table of another model and a time that this model cannot have.
-    """
+    """Return the budgets of a comparison with limits by one table in place of times. Data is only read to measure."""
     table = table_of([budget for budget in budgets if isinstance(budget, str)], setup, kept, data)
     return [TimeLimit.parse(budget, table) if isinstance(budget, str) else budget for budget in budgets]
 
@@ -84,13 +73,8 @@ def measured_table(
     """Measure the table of a run's model on the run's device and in its precision.
 
     Args:
-        setup: The setup of the run.
-        data: The data, built.
         batch: The number of examples. Default: as in the first batch of the test split.
         length: The number of tokens of each. Default: as in that batch.
-
-    Raises:
-        GateError: For several devices, and for a model whose heads cannot be removed.
     """
     trainer, options = make_trainer(setup), setup.model
     if trainer.world_size > 1:
@@ -119,9 +103,7 @@ def achieved(setup: Setup, pruner: HeadPruner, data: TaskData) -> dict[str, Any]
     The result is None without a budget in time, and in all processes but the first.
 
     Args:
-        setup: The setup of the run.
         pruner: The module in its final state.
-        data: The data of the run.
     """
     limit = limit_of(setup)
     if limit is None or not processes.is_first():
@@ -145,18 +127,18 @@ def first_inputs(data: TaskData, model: PreTrainedModel, device: torch.device) -
     return found
 
 
-def told_of_latency(latency: dict[str, Any]) -> str:
+def latency_sentence(latency: dict[str, Any]) -> str:
     """Return the requested and the achieved latency in a sentence."""
-    asked, found = latency["expected_speedup"], latency["speedup"]["median"]
+    expected, found = latency["expected_speedup"], latency["speedup"]["median"]
     text = (
-        f"a forward pass was to take {latency['target_ms']:.4g} ms, {asked:.3g} times as fast as the dense model in the table; "
-        f"predicted {latency['predicted_ms']:.4g} ms; achieved {latency['achieved_ms']:.4g} ms beside "
+        f"a forward pass was to take {latency['target_ms']:.4g} ms, {expected:.3g} times as fast as the dense model in "
+        f"the table; predicted {latency['predicted_ms']:.4g} ms; achieved {latency['achieved_ms']:.4g} ms against "
         f"{latency['dense_ms']:.4g} ms of the dense model, {found:.3g} times as fast"
     )
-    if asked <= (1 + TOLERANCE) * found:
+    if expected <= (1 + TOLERANCE) * found:
         return text
     return (
-        f"{text}. That is {asked / found - 1:.0%} more than was asked for; other work on the machine may have disturbed the "
+        f"{text}. The requested speed is {expected / found - 1:.0%} higher; other work on the machine may have disturbed the "
         "table: measure one when it is idle (head-gates latency) and give it as --model.latency_table"
     )
 

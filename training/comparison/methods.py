@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
@@ -24,7 +24,7 @@ from gates.options import GateFamily
 from gates.surgery.masks import parse_mask, read_mask
 from training.config import PrunerOptions
 from training.config.paths import local_path
-from training.scoring.scorers import SCORE_PARAMETERS, SCORERS, Value, own_score, variant_name, variants
+from training.scoring.scorers import SCORE_PARAMETERS, SCORERS, Value, own_score, variant_name
 from training.stats.numbers import slug
 
 OURS = "ours"
@@ -36,9 +36,7 @@ class Learned:
     """Describe a learned method by the options of :class:`training.pruner.module.HeadPruner`.
 
     Args:
-        what: The description, in one line.
         source: The paper, or :data:`OURS`.
-        options: The options that differ from the configuration.
         decides: ``each``: trained for every budget. ``once``: trained for the smallest budget, whose final log_alpha ranks the
             heads for all. ``price``: trained with a price on open heads, which rank by when they closed.
     """
@@ -54,56 +52,51 @@ class Learned:
         return self.decides != "price" and self.options["gate"] != "clamped-linear"
 
 
-PLAIN: dict[str, Any] = {"anneal": None, "straight_through": False, "straight_through_from": 1.0}
+HARD: dict[str, Any] = {"gate": "hard-concrete", "pipelined": True}
+JOINT: dict[str, Any] = HARD | {"pipelined": False}
+PRICED = JOINT | {"budget": None}
+OTHERS: dict[str, Any] = {"anneal": None, "straight_through": False, "straight_through_from": 1.0, "pipelined": False}
 """The values that options of Hard-Concrete gates must have for other families."""
-
-
-def _learned(pipelined: bool, start: str, once: bool) -> Learned | None:
-    options: dict[str, Any] = {"gate": "hard-concrete", "pipelined": pipelined}
-    if not pipelined:
-        joint = Learned("the gates together with the weights", OURS, options)
-        return joint if (start, once) == ("equal", False) else None
-    if once:
-        what = "one run for the smallest budget ranks the heads for all"
-        return Learned(what, OURS, options, decides="once") if start == "equal" else None
-    if start == "obs":
-        what = "the same from a start by optimal brain surgeon; meant for learned(start=obs)+refit"
-        return Learned(what, OURS, {**options, "init_spread": 1.0, "init_score": "obs"})
-    return Learned("Hard-Concrete gates held to the budget, on frozen weights, which are retrained then", OURS, options)
-
-
-def _lambda(noise: str, pipelined: bool) -> Learned | None:
-    options: dict[str, Any] = {"gate": "hard-concrete", "pipelined": pipelined, "budget": None}
-    if noise == "configured":
-        return Learned("the same, with noise and temperature as configured", OURS, options, decides="price")
-    if pipelined:
-        return None
-    what = "Hard-Concrete gates with a price on each open head"
-    return Learned(what, "Voita et al. 2019", {**options, "anneal": None, "draw_per": "batch"}, decides="price")
-
-
-def _dsp(pipelined: bool) -> Learned:
-    return Learned(
-        "relaxed top-K of Gumbel-perturbed weights; unlike the paper's, gates are at most 1, the last temperature is 0.1, "
+FROM_HIS = OTHERS | {"init_spread": 1.0, "init_score": "his"}
+LEARNED: dict[str, Learned] = {
+    "learned": Learned("Hard-Concrete gates held to the budget, on frozen weights, which are retrained then", OURS, HARD),
+    "learned(once=true)": Learned("one run for the smallest budget ranks the heads for all", OURS, HARD, "once"),
+    "learned(start=obs)": Learned(
+        "the same from a start by optimal brain surgeon; meant for learned(start=obs)+refit",
+        OURS,
+        HARD | {"init_spread": 1.0, "init_score": "obs"},
+    ),
+    "learned(pipelined=false)": Learned("the gates together with the weights", OURS, JOINT),
+    "lambda": Learned(
+        "Hard-Concrete gates with a price on each open head",
+        "Voita et al. 2019",
+        PRICED | {"anneal": None, "draw_per": "batch"},
+        "price",
+    ),
+    "lambda(noise=configured)": Learned("the same, with noise and temperature as configured", OURS, PRICED, "price"),
+    "lambda(noise=configured, pipelined=true)": Learned(
+        "the same, with noise and temperature as configured", OURS, PRICED | {"pipelined": True}, "price"
+    ),
+    "dsp": Learned(
+        "relaxed top-K of Gumbel-perturbed weights; unlike the paper's, gates are at most 1 and the last temperature is 0.1; "
         "every example has its own draw, and the weights start in the order of HIS",
         "Li, Cotterell and Sachan 2021",
-        {**PLAIN, "init_spread": 1.0, "init_score": "his", "gate": "relaxed-top-k", "pipelined": pipelined},
-    )
-
-
-def _straight_through(pipelined: bool) -> Learned:
-    return Learned(
+        FROM_HIS | {"gate": "relaxed-top-k"},
+    ),
+    "straight-through": Learned(
         "exact top-K forward, the sigmoid's gradient backward, from a start by HIS",
         "Bengio et al. 2013",
-        {**PLAIN, "init_spread": 1.0, "init_score": "his", "gate": "straight-through-top-k", "pipelined": pipelined},
-    )
-
-
-def _linear_l1(pipelined: bool) -> Learned:
-    options = {**PLAIN, "gate": "clamped-linear", "pipelined": pipelined}
-    return Learned("gates clamped to [0, 1] with an L1 price", "Xiao et al. 2024", options, "once")
-
-
+        FROM_HIS | {"gate": "straight-through-top-k"},
+    ),
+    "linear-l1": Learned(
+        "gates clamped to [0, 1] with an L1 price", "Xiao et al. 2024", OTHERS | {"gate": "clamped-linear"}, "once"
+    ),
+}
+"""Every learned method by name. Its options replace those that a configuration has for single runs."""
+LEARNED |= {
+    f"{name}(pipelined=true)": replace(LEARNED[name], options={**LEARNED[name].options, "pipelined": True})
+    for name in ("dsp", "straight-through", "linear-l1")
+}
 LEARNED_PARAMETERS: dict[str, dict[str, tuple[Value, ...]]] = {
     "learned": {"pipelined": (True, False), "start": ("equal", "obs"), "once": (False, True)},
     "lambda": {"noise": ("paper", "configured"), "pipelined": (False, True)},
@@ -113,17 +106,6 @@ LEARNED_PARAMETERS: dict[str, dict[str, tuple[Value, ...]]] = {
 }
 """The values that each parameter of a learned method can have, the default first. ``pipelined`` says whether the weights are
 frozen while gates are learned."""
-_MAKERS: dict[str, Callable[..., Learned | None]] = {
-    "learned": _learned,
-    "lambda": _lambda,
-    "dsp": _dsp,
-    "straight-through": _straight_through,
-    "linear-l1": _linear_l1,
-}
-LEARNED: dict[str, Learned] = {
-    name: one for base, make in _MAKERS.items() for name, one in variants(base, LEARNED_PARAMETERS[base], make).items()
-}
-"""Every learned method by name. Its options replace those that a configuration has for single runs."""
 PARAMETERS = LEARNED_PARAMETERS | SCORE_PARAMETERS
 RENAMED = {
     "learned-once": "learned(once=true)",
@@ -209,11 +191,7 @@ class Method:
 
     @classmethod
     def parse(cls, name: str) -> Method:
-        """Read ``base+modifier+...``.
-
-        Raises:
-            GateError: For a name that is no method, an own score that cannot be imported, or a file without a mask.
-        """
+        """Read ``base+modifier+...``."""
         base, modifiers = _split(name)
         for modifier in modifiers:
             if modifier not in MODIFIERS:
@@ -232,7 +210,7 @@ class Method:
         if base == "dense" and set(modifiers) - {"distil"}:
             raise GateError(f"the method {name!r} changes a mask, but dense keeps all heads; only +distil goes with it")
         if {"rescale", "refit"} <= set(modifiers):
-            raise GateError(f"the method {name!r} rescales what it refits; give +refit alone, which can do what +rescale does")
+            raise GateError(f"the method {name!r} rescales and refits; give +refit alone, which includes +rescale")
         scored = SCORERS.get(method.base)
         if "draws" in modifiers and (method.is_given or (scored is not None and not scored.ranks)):
             raise GateError(f"the method {name!r} draws around a ranking, but {base} has none; remove +draws")
@@ -283,11 +261,7 @@ def _split(name: str) -> tuple[str, list[str]]:
 
 
 def _with_parameters(base: str) -> str:
-    """Return the name of a base with its parameters in their order and without those at their default.
-
-    Raises:
-        GateError: If there is no such method, or it has no such parameter or value.
-    """
+    """Return the name of a base with its parameters in their order and without those at their default."""
     found = re.fullmatch(r"([^()]*?)\s*(?:\((.*)\))?", base.strip())
     name, text = (base, None) if found is None else found.groups()
     if name in RENAMED:
@@ -327,11 +301,7 @@ def file_name(method: str) -> str:
 
 
 def parse_methods(names: Sequence[str]) -> list[Method]:
-    """Return the methods of names.
-
-    Raises:
-        GateError: For an unknown name, a name that is given twice, or no name.
-    """
+    """Return the methods of names."""
     methods = [Method.parse(str(name).strip()) for name in names]
     if not methods:
         raise GateError("no method is given; name some with --methods, for example learned,his,random")
@@ -363,12 +333,7 @@ def own_method(options: PrunerOptions) -> Method:
 
 
 def mask_found_by(options: PrunerOptions, kept: Method) -> str:
-    """Describe in one line how a run finds its heads and trains its weights.
-
-    Args:
-        options: The options of the run.
-        kept: The method whose heads it keeps.
-    """
+    """Describe in one line how a run finds its heads and trains its weights."""
     if options.prune == 0:
         return "no pruning: the dense model, with all its heads"
     gates = "Hard-Concrete" if options.gate == "hard-concrete" else options.gate
@@ -407,11 +372,7 @@ content_of = cache(read_mask)
 
 
 def given_mask(base: str, gates: HeadGates) -> Tensor:
-    """Return the mask ``[gates]`` of ``mask:FILE``.
-
-    Raises:
-        GateError: If the file has no mask of this model, or a mask that keeps all heads, none, or a part of a group.
-    """
+    """Return the mask ``[gates]`` of ``mask:FILE``."""
     path = base.removeprefix(GIVEN)
     mask = gates.to_gates(parse_mask(content_of(path), gates.sites, source=path)).cpu()
     if not set(mask.tolist()) <= {0.0, 1.0}:
@@ -426,11 +387,7 @@ def given_mask(base: str, gates: HeadGates) -> Tensor:
 
 
 def own_budget(base: str, gates: HeadGates, budgets: Sequence[Budget]) -> Budget:
-    """Return the budget with as many heads as a given mask keeps.
-
-    Raises:
-        GateError: If there is none, or the mask is not of this model.
-    """
+    """Return the budget with as many heads as a given mask keeps."""
     mask, kinds = given_mask(base, gates), gates.kind_index().cpu()
     counted = [budget for budget in budgets if budget.time is None]
     if not counted:

@@ -34,8 +34,8 @@ from training.runs.ray_cluster import gpus_per_task
 from training.runs.tracking import versions
 from training.setup import quiet_libraries
 
-# A comparison as a graph of tasks, for doing several at a time: the dense model, masks that are chosen on it, and what is done
-# with each mask. A task leaves nothing but finished experiments, which whoever comes later finds.
+# A comparison as a graph of tasks: the dense model, the masks that are chosen on it, and the stages of each mask. Several tasks
+# run at a time. A task leaves nothing but finished experiments, which later tasks find.
 
 BASIC = frozenset({"distil"})
 """The modifiers that change the training of a method."""
@@ -46,9 +46,6 @@ class Task:
     """Hold a part of a comparison that one worker does.
 
     Args:
-        seed: The seed.
-        method: The method that chooses the mask.
-        budget: The budget of the mask.
         stage: The stage of the mask. None to only choose it.
         uses: The values of ``post_hoc`` in :meth:`MaskSelector.select`.
         needs: The indices of the tasks whose experiments it uses.
@@ -80,21 +77,22 @@ def tasks_of(plan: Sequence[PlanEntry], seeds: Sequence[int]) -> list[Task]:
         dense = add(seed, DENSE, None, None, uses, ())
         chosen, first = dict[tuple[str, str], int](), dict[str, int]()
         of_dense = dict[str, int]()  # by stage
-        for planned in plan:
+        for entry in plan:
             place = dense
-            for method in _choices(planned.method):
-                at = (method.name, repr(planned.budget))
+            for method in _choices(entry.method):
+                at = (method.name, repr(entry.budget))
                 if at not in chosen:
                     needed = first.get(method.name, place)
-                    chosen[at] = add(seed, method, planned.budget, None, uses, (needed,))
-                    if not method.modifiers - BASIC and not _is_learned_for_each(method):
+                    chosen[at] = add(seed, method, entry.budget, None, uses, (needed,))
+                    for_each = method.is_learned and method.learned.decides == "each"  # so budgets share no training
+                    if not method.modifiers - BASIC and not for_each:
                         first.setdefault(method.name, chosen[at])  # makes what all budgets share
                 place = chosen[at]
-            for stage in planned.stages:
+            for stage in entry.stages:
                 # What training the dense model on costs is what all may cost together.
-                paid = (of_dense[stage],) if stage == AT_TOTAL_COST and planned.method != DENSE else ()
-                done = add(seed, planned.method, planned.budget, stage, (is_of_dense(stage),), (place, *paid))
-                if planned.method == DENSE:
+                paid = (of_dense[stage],) if stage == AT_TOTAL_COST and entry.method != DENSE else ()
+                done = add(seed, entry.method, entry.budget, stage, (is_of_dense(stage),), (place, *paid))
+                if entry.method == DENSE:
                     of_dense[stage] = done
     return tasks
 
@@ -107,11 +105,6 @@ def _choices(method: Method) -> list[Method]:
     if method.base == DENSE.base:
         return []
     return list(dict.fromkeys([Method(method.base, method.modifiers & BASIC), method]))
-
-
-def _is_learned_for_each(method: Method) -> bool:
-    """Return whether a method trains gates for each budget, so that its budgets share nothing."""
-    return method.is_learned and method.learned.decides == "each"
 
 
 def do(task: Task, experiments: Experiments, selector: MaskSelector) -> None:
@@ -136,8 +129,6 @@ class Terms:
         comparison: The comparison, pickled, because a user's own data are only importable in the directory of the command.
         directory: The directory of the command, to which paths are relative.
         mark: A file in the folder of experiments, which exists while the command runs.
-        software: The versions and the code that results depend on, by name.
-        threads: The number of threads of each task.
         on_gpu: Whether tasks get a share of a GPU.
     """
 
@@ -153,19 +144,11 @@ def do_on_ray(comparison: Comparison, plan: Sequence[PlanEntry], options: Launch
     """Do all experiments of a comparison, several at a time, on the connected cluster.
 
     If a worker is lost, another one repeats its work from the last checkpoint.
-
-    Args:
-        comparison: The comparison.
-        plan: The plan of each seed.
-        options: The processors and GPUs of each experiment.
-
-    Raises:
-        GateError: If an experiment fails with a user's error, or its workers are lost again and again.
     """
     import ray
 
     gpus = gpus_per_task(options, comparison.setup.trainer.accelerator)
-    torch.set_num_threads(options.ray_cpus_per_task)  # what is said of this machine holds for the tasks too
+    torch.set_num_threads(options.ray_cpus_per_task)  # the recorded machine then holds for the tasks too
     tasks = tasks_of(plan, comparison.seeds)
     remote = ray.remote(work).options(num_cpus=options.ray_cpus_per_task, num_gpus=gpus, max_retries=TRIES)
     with marked(comparison.experiments) as mark, progress.stage("experiments on Ray", len(tasks)) as shown:
@@ -177,9 +160,9 @@ def do_on_ray(comparison: Comparison, plan: Sequence[PlanEntry], options: Launch
             threads=options.ray_cpus_per_task,
             on_gpu=gpus > 0,
         )
-        told, promised = ray.put(terms), list[Any]()
+        shared, promised = ray.put(terms), list[Any]()
         for task in tasks:
-            promised.append(remote.remote(told, task, *(promised[place] for place in task.needs)))
+            promised.append(remote.remote(shared, task, *(promised[place] for place in task.needs)))
         under_way = dict(zip(promised, tasks, strict=True))
         while under_way:
             for done in ray.wait(list(under_way), timeout=LOOK)[0]:
@@ -199,7 +182,7 @@ def check_done(promised: Any, task: Task) -> None:
     except RayError as error:
         raise GateError(
             f"the worker of an experiment ({task.name}) was lost {TRIES + 1} times: {first_line(error).rstrip('.')}; start the "
-            "same command again, which goes on where it was"
+            "same command again, which continues"
         ) from error
     if complaint is not None:
         raise GateError(complaint)
@@ -209,8 +192,6 @@ def work(terms: Terms, task: Task, *before: str | None) -> str | None:
     """Do a task in a worker.
 
     Args:
-        terms: The facts for all tasks.
-        task: The task.
         before: The complaints of the tasks that it needs.
 
     Returns:
@@ -228,11 +209,7 @@ def work(terms: Terms, task: Task, *before: str | None) -> str | None:
 
 
 def take_place(terms: Terms) -> None:
-    """Work in the directory of the command, with its settings.
-
-    Raises:
-        GateError: If this machine does not have the command's directory, experiments or software.
-    """
+    """Work in the directory of the command, with its settings."""
     here = f"the machine {platform.node()} of the cluster"
     if not terms.directory.is_dir():
         raise GateError(

@@ -48,9 +48,7 @@ class PlanEntry:
     """One method at one budget.
 
     Args:
-        method: The method.
         budget: The budget; None for the dense model and given masks, which have a number of heads of their own.
-        stages: The stages of its mask, in the order of the tables.
     """
 
     method: Method
@@ -70,8 +68,8 @@ def plan_of_comparison(methods: Sequence[Method], budgets: Sequence[Budget], sta
     everything += [(method, budget) for budget in budgets for method in methods if method not in [*controls, *given]]
     everything += [(method, None) for method in given]
     for method, budget in everything:
-        trains_anew = method.is_learned or method.is_given or method == DENSE
-        own = [stage for stage in stages if stage != FROM_SCRATCH or trains_anew]
+        has_scratch = method.is_learned or method.is_given or method == DENSE
+        own = [stage for stage in stages if stage != FROM_SCRATCH or has_scratch]
         if "refit" in method.modifiers:
             own = [stage for stage in own if stage in (POST_HOC, RETRAINED, FROM_DENSE, AT_TOTAL_COST)]
         yield PlanEntry(method, budget, tuple(own))
@@ -83,8 +81,7 @@ def check_rows(methods: Sequence[Method], stages: Sequence[str]) -> None:
     if pruned and not any(one.stages for one in pruned):
         raise GateError(
             f"--stages has {', '.join(map(repr, stages))} alone, at which {', '.join(one.method.name for one in pruned)} "
-            "would have no row: scores are not trained from scratch, and nothing takes the place of heads behind a refit; add "
-            f"{POST_HOC!r}"
+            f"would have no row, because scores are not trained from scratch and a refit replaces no heads; add {POST_HOC!r}"
         )
 
 
@@ -94,13 +91,8 @@ def plan_of_run(own: Method, budget: Budget | None, end: EndOfRun, kept: Method 
     All are compared at the budget of the run.
 
     Args:
-        own: The run's method. A run that prunes nothing has no rival.
         budget: The run's budget. None if it is not needed yet.
-        end: The options of the comparison.
         kept: The method whose heads the run keeps. Default: the run's method.
-
-    Raises:
-        GateError: For the name of a method that is not compared.
     """
     kept = kept or own
     named = [*(end.retrained or []), *end.from_scratch]
@@ -127,11 +119,7 @@ def plan_of_run(own: Method, budget: Budget | None, end: EndOfRun, kept: Method 
 
 
 def outside_run(name: str, own: Method) -> Method:
-    """Return the user's own score or mask of a name.
-
-    Raises:
-        GateError: If it does not exist, or only the command ``compare`` can use it.
-    """
+    """Return the user's own score or mask of a name."""
     method = Method.parse(name)
     if method.modifiers:
         raise GateError(f"{name!r} has a modifier, which only the methods of a comparison have; give {method.base!r}")
@@ -155,7 +143,7 @@ def check_names(names: Sequence[str], known: Sequence[str] | Mapping[str, Any]) 
 
 def uses_of(plan: Sequence[PlanEntry]) -> tuple[bool, ...]:
     """Return the values of ``post_hoc`` that the plan needs in :meth:`MaskSelector.select`, False before True."""
-    return tuple(sorted({is_of_dense(stage) for planned in plan for stage in planned.stages}))
+    return tuple(sorted({is_of_dense(stage) for entry in plan for stage in entry.stages}))
 
 
 def run_seed(
@@ -168,22 +156,18 @@ def run_seed(
     """Yield the rows of one seed, as planned, and put masks, rankings and gates over time into the results.
 
     Args:
-        experiments: The experiments of the seed.
-        selector: The selector of masks.
-        plan: The plan of the seed.
-        results: The results, which are added to.
         shown: The stage to show them in; each row is a step of it.
     """
-    check_given_masks([planned.method for planned in plan], experiments.pruner.gates, selector.budgets)
+    check_given_masks([entry.method for entry in plan], experiments.pruner.gates, selector.budgets)
     uses = uses_of(plan)
-    for planned in plan:
-        method = planned.method
-        named = method.name if planned.budget is None else f"{method.name} at {counted(planned.budget.total, 'head')}"
+    for entry in plan:
+        method = entry.method
+        named = method.name if entry.budget is None else f"{method.name} at {counted(entry.budget.total, 'head')}"
         shown.work_on(named)
-        selected = {post_hoc: selector.select(method, planned.budget, post_hoc=post_hoc) for post_hoc in uses}
+        selected = {post_hoc: selector.select(method, entry.budget, post_hoc=post_hoc) for post_hoc in uses}
         selection = selected[uses[0]]
         # Within a time, methods keep different numbers of heads. The largest number that fits identifies the budget.
-        in_time = planned.budget if planned.budget is not None and planned.budget.time is not None else None
+        in_time = entry.budget if entry.budget is not None and entry.budget.time is not None else None
         total = int(selection.mask.sum()) if in_time is None else in_time.total
         masks = {"mask": selection.mask.int().tolist()}
         if not torch.equal(selected[uses[-1]].mask, selection.mask):  # a search found another one for the dense model's weights
@@ -195,7 +179,7 @@ def run_seed(
             course = read_table(selection.start.path / GATES_OVER_TIME)
             whose = pd.DataFrame({"seed": experiments.seed, "method": method.name, "budget": total}, index=course.index)
             results.gates.append(pd.concat([whose, course], axis=1))
-        for name in planned.stages:
+        for name in entry.stages:
             shown.work_on(f"{named}, {name}")
             used = selected[is_of_dense(name)]
             found = RUN_STAGE[name](experiments, used)
@@ -209,11 +193,8 @@ def curve_of_run(
     """Yield the post hoc quality of every ranking of a run at other budgets, on the selection split.
 
     Args:
-        experiments: The experiments of the run.
-        selector: The selector of the masks.
         own: The run's method. Its ranking is that of its gates, before any search.
         fractions: The budgets as fractions of all heads, or of each pruned kind if the run has a budget per kind.
-        results: The results with the rankings.
     """
     if not fractions:
         return
@@ -245,8 +226,6 @@ def curve_budget(budget: Budget, fraction: float, sizes: Mapping[str, int]) -> B
 
     Args:
         budget: The budget of the run. With a budget per kind, the fraction is of each pruned kind, and the others stay whole.
-        fraction: The fraction of the heads, above 0 and at most 1.
-        sizes: The heads of each kind in the model.
     """
     if not budget.per_kind:
         return Budget(max(1, round(fraction * sum(sizes.values()))), {})
@@ -316,16 +295,7 @@ RUN_STAGE: dict[str, Callable[[Experiments, Selection], Experiment]] = {
 def row_of(
     experiments: Experiments, method: Method, stage: str, selection: Selection, found: Experiment, *, budget: int
 ) -> Row:
-    """Return the row of an evaluated selection.
-
-    Args:
-        experiments: The experiments of the seed.
-        method: The method.
-        stage: The stage.
-        selection: The heads that the method keeps.
-        found: The experiment that evaluated them.
-        budget: The number of heads that the tables call the budget.
-    """
+    """Return the row of an evaluated selection."""
     pruner, described = experiments.pruner, dict[str, Any]()
     if generates(pruner.backbone) and not why_not_removable(pruner.gates.sites):
         described[CACHE] = cache_bytes(pruner.gates.sites, pruner.gates.to_heads(selection.mask))
@@ -348,22 +318,16 @@ def row_of(
 def cost_of(found: Experiment, stage: str, selection: Selection) -> dict[str, Any]:
     """Return the cost of finding the mask and of retraining, and the examples of the former alone. Evaluation is free."""
     trained = not is_post_hoc(stage) and found.result["steps"] > 0
-    finding = selection.cost.as_row()
-    whole = selection.cost.then(Cost.of(found.result)).as_row() if trained else finding
-    return whole | {f"selection_{name}": finding[name] for name in ("forward_examples", "backward_examples")}
+    of_mask = selection.cost.as_row()
+    whole = selection.cost.then(Cost.of(found.result)).as_row() if trained else of_mask
+    return whole | {f"selection_{name}": of_mask[name] for name in ("forward_examples", "backward_examples")}
 
 
 # Budgets of a comparison against the model that is pruned.
 
 
 def check_budgets(options: Sequence[BudgetOption], budgets: Sequence[Budget], heads: int) -> None:
-    """Raise an error for two budgets of equally many heads, or one of none or of all.
-
-    Args:
-        options: The budgets as the command line has them.
-        budgets: The same, parsed.
-        heads: The heads of the model.
-    """
+    """Raise an error for two budgets of equally many heads, or one of none or of all."""
     totals = [budget.total for budget in budgets]
     for index, total in enumerate(totals):
         if total in totals[:index]:
@@ -384,9 +348,6 @@ class Comparison:
     """Hold the options of a comparison.
 
     Args:
-        setup: The setup, with any seed.
-        methods, budgets, seeds, stages: The dimensions of the comparison.
-        experiments: The folder of finished experiments.
         searches: The further options of :class:`MaskSelector`.
     """
 
@@ -399,19 +360,11 @@ class Comparison:
     searches: Mapping[str, Any]
 
     def plan(self, budgets: Sequence[Budget]) -> list[PlanEntry]:
-        """Return the plan of each seed, in the order of the tables.
-
-        Args:
-            budgets: The budgets of the model.
-        """
+        """Return the plan of each seed, in the order of the tables."""
         return list(plan_of_comparison(self.methods, budgets, self.stages))
 
     def of_seed(self, seed: int) -> tuple[Experiments, MaskSelector]:
-        """Return the experiments of a seed, and the selector of their masks.
-
-        Raises:
-            GateError: For budgets that this model cannot have.
-        """
+        """Return the experiments of a seed, and the selector of their masks."""
         setup = self.setup.with_seed(seed)
         data = open_data(setup)
         experiments = Experiments(with_min_prune_steps(setup, data), data, cache=ExperimentCache(self.experiments))

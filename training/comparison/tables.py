@@ -62,16 +62,8 @@ class Row:
     """Hold one method at one budget and stage, with one seed: a row of ``comparison.csv``.
 
     Args:
-        seed: The seed.
-        method: The name of the method.
-        stage: The stage.
-        budget: The number of heads that the tables call the budget.
-        heads: The number of open heads.
         described: Columns that only some rows have: the bytes of the cache, the share of heads that gates closed.
         metrics: The metrics by split and name, such as ``test_accuracy``.
-        cost: The cost of finding the mask and of retraining, by column.
-        selection: The heads that the method keeps.
-        experiment: The experiment that evaluated them.
     """
 
     seed: int
@@ -101,13 +93,10 @@ class Results:
     """Hold the results so far, over all seeds.
 
     Args:
-        rows: The rows of ``comparison.csv``.
-        masks: The entries of ``masks.json``.
         rankings: The scores behind masks ``[gates]``, by budget, method and seed.
         scores, gates, prices: The parts of ``scores.csv``, ``gates_over_time.csv`` and ``prices.csv``.
         truth: The rows of ``truth.csv``, if the necessary heads are known.
         carried: The rows of ``interchange.csv``, if the facts behind the answers are known.
-        budgets: The budgets of the model.
         pruner, data: The module and the data of the last seed.
     """
 
@@ -165,7 +154,6 @@ def sample_translations(results: Results, predictions: Mapping[str, Mapping[str,
     """Return the first sentences of the test split, their references, and the translations by experiments of the first seed.
 
     Args:
-        results: The results, with all rows.
         predictions: ``test_prediction`` of each experiment: the translations of the split, in its order.
 
     Returns:
@@ -214,11 +202,6 @@ def write_tables(
     ``metrics.json`` is written last, before the checksums, so all tables are complete if it exists.
 
     Args:
-        run: The directory to write into.
-        results: The results, with all rows.
-        name: The name of the comparison or run.
-        methods, seeds: The compared methods and seeds.
-        command: The command that starts it again.
         more: Further entries of ``metrics.json``, for a single run.
     """
     pruner = results.pruner
@@ -233,7 +216,7 @@ def write_tables(
     within = {budget.total: str(budget.time) for budget in budgets if budget.time is not None}
     ours = [method.name for method in methods if method.is_ours]
     majority = majority_of(results, predictions)
-    said = verdict(
+    text = verdict(
         summary,
         tests,
         main_metric=main_metric,
@@ -249,7 +232,7 @@ def write_tables(
     tables["agreement.csv"] = agreement(results.masks, results.rankings, quotas=quotas)
     tables["samples.tsv"] = sample_translations(results, predictions)
     write_files(run, results, tables | optional_tables(results))
-    run.write_text("verdict.md", said)
+    run.write_text("verdict.md", text)
     run.write_json(
         METRICS,
         {
@@ -277,10 +260,6 @@ def against_dense(results: Results, kept: Method) -> dict[str, float]:
     """Return the test metric of the run's final model and its difference to the dense model, with 95 % intervals.
 
     The intervals are of a paired bootstrap over test examples. The result is empty for a dense model.
-
-    Args:
-        results: The results of a run.
-        kept: The method whose heads the run keeps.
     """
     assert results.pruner is not None
     if kept.base == "dense":
@@ -295,13 +274,7 @@ def against_dense(results: Results, kept: Method) -> dict[str, float]:
 
 
 def compare_pair(one: Path, other: Path, split: str, metric: Metric) -> tuple[np.ndarray, np.ndarray, Difference]:
-    """Return the metric of two models ``[2]``, the same on resampled examples ``[resamples, 2]``, and their difference.
-
-    Args:
-        one, other: The files of their predictions.
-        split: The split, ``select`` or ``test``.
-        metric: The metric.
-    """
+    """Return the metric of two models ``[2]``, the same on resampled examples ``[resamples, 2]``, and their difference."""
     arrays = [read_arrays(path, mend=AGAIN) for path in (one, other)]
     predictions = np.stack([np.asarray(own[f"{split}_prediction"]) for own in arrays])
     values, replicates = resample_metric(predictions, np.asarray(arrays[0][f"{split}_target"]), metric)
@@ -314,11 +287,7 @@ def metric_of(task: Task, data: TaskData | None) -> Metric:
 
 
 def read_predictions(results: Results) -> dict[str, dict[str, Any]]:
-    """Return the predictions behind each row, by experiment.
-
-    Raises:
-        GateError: If a file is damaged.
-    """
+    """Return the predictions behind each row, by experiment."""
     files = {row.experiment.key: row.predictions for row in results.rows}
     return {key: read_arrays(path, mend=f"delete {str(path.parent)!r} and start again") for key, path in files.items()}
 
@@ -371,8 +340,8 @@ ROWS = 1536
 CARRIES = 0.1
 """The share of the way to the other answer from which a head counts as a carrier."""
 LEARNED = 0.6
-"""Share of right answers from which a model has learned a fact. A model that has not is right half the time, since every
-example has a counterpart of the opposite answer, and its effects are ratios of noise."""
+"""Share of right answers from which a model has learned a fact. Every example has a counterpart of the opposite answer, so a
+model without the fact is right half the time. Its effects are ratios of noise."""
 
 
 def carried_rows(experiments: Experiments, results: Results) -> list[dict[str, Any]]:
@@ -414,8 +383,8 @@ def without_facts(setup: Setup, seeds: Sequence[int], results: Results) -> str |
     if not lacking or not isinstance(setup.data, Synthetic) or not setup.data.interchange:
         return None
     return (
-        f"interchange.csv has nothing of seed {', '.join(lacking)}: the dense model answers no question right in {LEARNED:.0%} "
-        "of the cases, so no head can be told to carry a fact; train longer (--model.finetune)."
+        f"interchange.csv has no row of seed {', '.join(lacking)}, because its dense model answers no question right in "
+        f"{LEARNED:.0%} of the cases; train longer (--model.finetune)."
     )
 
 
@@ -478,10 +447,6 @@ def save_translations(run: RunDirectory, results: Results) -> None:
 
     There is one file per system and search, with sources and references. Nothing is written for other tasks. A system that
     translated only a part of the split is left out with a notice.
-
-    Args:
-        run: The directory to write into.
-        results: The results of its comparison. A system is called METHOD.STAGE.
     """
     if not isinstance(results.data, TranslationData):
         return
@@ -521,16 +486,7 @@ def write_significance(
     baseline: str = "dense",
     samples: int = 1000,
 ) -> None:
-    """Write the paired bootstrap of every system against a baseline, retrained if there is such a row and else post hoc.
-
-    Args:
-        run: The directory to write into.
-        systems: The texts by search and system.
-        reference: The reference texts.
-        data: The data, whose options choose the tokenizer of BLEU.
-        baseline: The method to compare with.
-        samples: The number of samples of the bootstrap.
-    """
+    """Write the paired bootstrap of every system against a baseline, retrained if there is such a row and else post hoc."""
     rows = []
     for search, texts in systems.items():
         first = next((name for name in (f"{baseline}.retrained", f"{baseline}.post hoc") if name in texts), None)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gates.surgery.remove import why_not_removable
-from training.comparison.latency import faster_with_more, told_of_latency
+from training.comparison.latency import faster_with_more, latency_sentence
 from training.comparison.tables import Results
 from training.config.comparison import POST_HOC, STAGES
 from training.report.captions import outcome
@@ -23,14 +23,7 @@ FASTER = 1.02
 
 
 def show_run(console: Console, run: RunDirectory, results: Results, described: Mapping[str, Any]) -> None:
-    """Print the table of a finished run, its kept heads, warnings, and the paths of its outputs.
-
-    Args:
-        console: The console.
-        run: The directory, with ``metrics.json``.
-        results: The results of the run and its comparison.
-        described: The entry ``run`` of ``metrics.json``.
-    """
+    """Print the table of a finished run, its kept heads, warnings, and the paths of its outputs."""
     metrics = run.read_json("metrics.json")
     main, majority = metrics["main_metric"], metrics.get("majority", {})
     console.print(table_of(results, described, main, majority))
@@ -84,15 +77,10 @@ def table_of(results: Results, described: Mapping[str, Any], main: str, majority
 
 
 def sentences(described: Mapping[str, Any], metrics: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the kept heads, their quality with its interval, the size and speed, and the closed gates, in sentences.
-
-    Args:
-        described: The entry ``run`` of ``metrics.json``.
-        metrics: All of ``metrics.json``.
-    """
+    """Yield the kept heads, their quality with its interval, the size and speed, and the closed gates, in sentences."""
     yield from outcome(described, metrics["main_metric"]).values()
     if "latency" in described:
-        yield told_of_latency(described["latency"])
+        yield latency_sentence(described["latency"])
         if more := faster_with_more(described["latency"]):
             yield more
     if text := gates_sentence(described["gates"], "a millisecond" if "latency" in described else "an open one"):
@@ -130,16 +118,15 @@ def warnings(results: Results, described: Mapping[str, Any], main: str, majority
         yield f"warning: the pruned model is not faster on this device (batch {sizes}); it is smaller all the same"
 
 
-def gates_sentence(learned: Mapping[str, Any], priced: str = "an open one") -> str:
+def gates_sentence(learned: Mapping[str, Any], unit_of_price: str = "an open one") -> str:
     """Return how many gates training closed and the final price of a gate; empty if nothing was trained.
 
     Args:
-        learned: The entry ``gates`` of the run in ``metrics.json``.
-        priced: The unit of the price.
+        unit_of_price: The thing that has the price.
     """
     if not learned or not learned["price"]:  # a price that was given, and the exact top K, leave no gate to a budget
         return ""
     text = f"of {counted(learned['closed'], 'closed gate')}, {learned['closed_by_gates']} had closed by themselves"
     few = learned["closed_by_gates"] < ENOUGH * learned["closed"]
     rest = f", and the rest was closed by their rank; {HINT}" if few else ""
-    return f"{text}{rest}; price of {priced} at the end: {', '.join(f'{each:.3g}' for each in learned['price'])}"
+    return f"{text}{rest}; price of {unit_of_price} at the end: {', '.join(f'{each:.3g}' for each in learned['price'])}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,14 +51,12 @@ def summary_of_run(rows: pd.DataFrame, described: Mapping[str, Any], main_metric
     """Return a run's results by flat names, as charts and sweeps use them.
 
     ``test/METRIC/METHOD`` is the metric of a method after retraining, if it was retrained. ``post_hoc/test/METRIC/METHOD`` is
-    the metric with its mask alone. ``test/METRIC/drop`` is the quality that the run's own method loses against the dense model:
-    above 0 if it is worse, also for a loss and a perplexity. ``select/METRIC`` is the own method's metric on the selection
+    the metric with its mask alone. ``test/METRIC/drop`` is the loss of quality against the dense model, above 0 for a worse
+    model whatever the metric. ``select/METRIC`` is the own method's metric on the selection
     split, because the last value in training is not that of the final model.
 
     Args:
-        rows: The rows of the run's ``comparison.csv``.
         described: The result of :func:`training.comparison.run.describe_run`.
-        main_metric: The main metric, such as ``accuracy``.
     """
     own, result = described["method"], described["result"]
     summary: dict[str, Any] = {f"select/{name[7:]}": value for name, value in result.items() if name.startswith("select_")}
@@ -102,7 +100,7 @@ def tables_artifact(name: str, folder: Path) -> wandb.Artifact:
 def send_comparison(run: RunDirectory, options: WandbOptions, config: Mapping[str, Any], main_metric: str) -> None:
     """Send a comparison as a group: a run for every experiment, and one for the whole.
 
-    The latter has tables, pictures, charts of quality against heads, the verdict as notes, and masks and tables as artifacts.
+    The latter has tables, pictures, the verdict as notes, and masks and tables as artifacts.
     """
     group = options.group or options.name or run.path.name
     options = replace(options, mode=resolved_mode(options))  # once: asking again while a run is open is warned of
@@ -132,8 +130,6 @@ def send_comparison(run: RunDirectory, options: WandbOptions, config: Mapping[st
     for part in TABLES:
         whole.log({part: wandb.Table(dataframe=read_table(run.path / f"{part}.csv"))})
     summary = read_table(run.path / "summary.csv")
-    for stage, chart in charts(summary, main_metric):
-        whole.log({f"quality/{stage}": chart})
     for picture in sorted(path for path in (run.path / "figures").iterdir() if path.suffix == ".png"):
         whole.log({f"figures/{picture.stem}": wandb.Image(str(picture))})
     whole.notes = (run.path / "verdict.md").read_text(encoding="utf-8")
@@ -156,25 +152,3 @@ def summary_of_comparison(summary: pd.DataFrame, main_metric: str) -> dict[str, 
         at = "" if is_dense(row["method"]) else f"/{row['budget']}"
         named[f"{row['stage']}/test/{main_metric}/{row['method']}{at}".replace(" ", "_")] = row["mean"]
     return named
-
-
-def charts(summary: pd.DataFrame, main_metric: str) -> Iterator[tuple[str, Any]]:
-    """Return for every stage a chart of mean quality against heads: a line per method, and a horizontal one for dense."""
-    for stage, rows in summary.groupby("stage", sort=False):
-        dense = are_dense(rows["method"])
-        budgets = sorted(int(budget) for budget in set(rows.loc[~dense, "budget"]))
-        if not budgets:
-            continue
-        lines = {str(method): dict(zip(of["budget"], of["mean"], strict=True)) for method, of in rows[~dense].groupby("method")}
-        across = {str(row["method"]): dict.fromkeys(budgets, row["mean"]) for _, row in rows[dense].iterrows()}
-        found = {name: sorted(line.items()) for name, line in (lines | across).items()}
-        yield (
-            str(stage).replace(" ", "_"),
-            wandb.plot.line_series(
-                xs=[[int(budget) for budget, _ in line] for line in found.values()],
-                ys=[[float(mean) for _, mean in line] for line in found.values()],
-                keys=list(found),
-                title=f"test {main_metric}, {stage}",
-                xname="heads kept",
-            ),
-        )

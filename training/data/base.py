@@ -277,7 +277,6 @@ class TaskData(pl.LightningDataModule, ABC):
         """Read, check and tokenize everything; do nothing the second time.
 
         Args:
-            backbone: The model whose tokenizer to use.
             stated_labels: The class names of a fine-tuned backbone, whose order is then kept.
         """
 

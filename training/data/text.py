@@ -258,7 +258,7 @@ class TextData(SentenceReader, ClassificationData):
                 found += model.eval()(**self.task.model_inputs(model, batch)).logits.argmax(-1).tolist()
             self.splits[name] = split.remove_columns("labels").add_column("labels", found)
         self.notices.append(
-            f"the labels are what the model predicts, so {self.options.metric} says how often a pruned model agrees with it"
+            f"the labels are predictions of the model, so {self.options.metric} says how often a pruned model agrees with it"
         )
 
 

@@ -30,7 +30,6 @@ class Tree:
     """A sentence with its basic dependencies.
 
     Args:
-        words: The syntactic words, in order.
         heads: The head of each word, by number from 0; -1 for the root.
         relations: The relation of each word to its head, subtypes included, such as ``nsubj:pass``.
     """

@@ -40,7 +40,6 @@ class Values:
     """A number per gate, with the sites that the gates belong to.
 
     Args:
-        sites: The sites in the order of ``values``.
         values: ``[gates]``.
     """
 
@@ -63,11 +62,7 @@ class Course:
     """The gates of a learned method over training, the mean of its seeds.
 
     Args:
-        sites: The sites in the order of gates.
-        steps: ``[steps]``.
-        values: The gate values, ``[steps, gates]``.
         open: The share of seeds in which the gate is open (its value above 0), ``[steps, gates]``.
-        seeds: The number of seeds.
         ends_in_mask: Whether the last step is the mask that was made of the gates.
         expected: The number of gates that are expected to be open, ``[steps]``. None where it is unknown.
         prices: The price of an open gate ``[steps]``, under "" for all kinds or under the name of each kind.
@@ -83,7 +78,7 @@ class Course:
     prices: dict[str, np.ndarray] = field(default_factory=dict)
 
     def ending_in(self, mask: np.ndarray) -> Course:
-        """Return the course with the mask ``[gates]``, the mean over seeds, as one more step."""
+        """Return the same with the mask ``[gates]``, the mean over seeds, as one more step."""
         gap = self.steps[-1] - self.steps[-2] if len(self.steps) > 1 else 1
         return replace(
             self,
@@ -94,11 +89,6 @@ class Course:
             expected=None if self.expected is None else np.append(self.expected, np.nan),
             prices={kind: np.append(prices, np.nan) for kind, prices in self.prices.items()},
         )
-
-    @property
-    def last_trained(self) -> int:
-        """The index of the last step of training. The mask has no step of its own."""
-        return len(self.steps) - 1 - self.ends_in_mask
 
     def by_site(self) -> np.ndarray:
         """Return the open gates of each site, ``[steps, sites]``."""
@@ -119,7 +109,6 @@ class ReportData:
 
     Args:
         kind: Whether ``training compare`` or ``training.fit`` wrote it.
-        metric: The main metric, such as ``accuracy``.
         kinds: By budget, the heads to keep of the kinds that a budget per kind prunes.
         summary: A row per stage, method and budget: seeds, mean, low and high of the main metric on the test split.
         curve: The quality of a run at other budgets, post hoc, on the selection split.
@@ -131,10 +120,8 @@ class ReportData:
         samples: Translations: ``source``, ``reference`` and a column METHOD.STAGE.BUDGET for each system.
         truth: What each method found of known necessary heads (:func:`training.report.figures.recoveries`).
         significance: The paired bootstrap of a run's translations against the dense model's.
-        roles: The roles of each head (:func:`training.report.reading.read_roles`).
         attention: The attention of the heads in a few sentences, as JSON (:func:`training.report.reading.read_attention`).
-        signatures: The sacrebleu signature of each metric.
-        missing: What the report leaves out and why.
+        missing: The missing parts of the report, each with its reason.
     """
 
     path: Path
@@ -177,7 +164,7 @@ class ReportData:
 
     @property
     def best_and_worst(self) -> tuple[str, str]:
-        """``highest`` and ``lowest``, in the order of what is better."""
+        """``highest`` and ``lowest``, the better one first."""
         return ("lowest", "highest") if self.lower_is_better else ("highest", "lowest")
 
     def best_first(self, rows: pd.DataFrame, column: str = "mean") -> pd.DataFrame:

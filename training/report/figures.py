@@ -1,4 +1,4 @@
-"""The pictures of a report, each drawn from what a directory holds."""
+"""The pictures of a report, each drawn from the tables of a directory."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def heat_maps(panels: dict[str, Values], *, label: str, top: float | None = 1.0,
     """Draw layer x head pictures side by side.
 
     Args:
-        label: What the values are; "" for no colour scale.
+        label: The name of the values; "" for no colour scale.
         top: The top of the scale. None takes the largest value of each panel, and says so in its title.
     """
     columns = min(COLUMNS, len(panels))
@@ -157,7 +157,7 @@ def kept_by_site(sites: Sites, counts: np.ndarray, ticks: list[str], *, axis: st
 
     Args:
         counts: The gates that stay, ``[columns, sites]``.
-        axis: What the columns are.
+        axis: The name of the columns.
     """
     sizes = np.array([site.gates for site in sites])
     kinds = list(dict.fromkeys(site.kind for site in sites))
@@ -187,38 +187,7 @@ def kept_by_site(sites: Sites, counts: np.ndarray, ticks: list[str], *, axis: st
     return figure
 
 
-@styled
-def his_against_entropy(contents: ReportData, kept: Values | None, method: str) -> Figure:
-    """Draw a point per head: HIS against attention entropy, coloured by layer, large where the method keeps the head."""
-    his, entropy = contents.mean_score("his"), contents.mean_score("entropy")
-    assert his is not None
-    assert entropy is not None
-    sizes = [site.gates for site in his.sites]
-    layers = np.repeat([int(site.label.split(".")[-1]) for site in his.sites], sizes)
-    kinds = np.repeat([site.kind for site in his.sites], sizes)
-    inside = kept.values >= 0.5 if kept is not None else np.ones(len(layers), dtype=bool)
-    figure = Figure(figsize=(WIDTH, 3.6), layout="constrained")
-    axes = figure.subplots()
-    names = list(dict.fromkeys(kinds))
-    scale: dict[str, Any] = {"cmap": MAP, "vmin": 0, "vmax": max(1, layers.max()), "edgecolors": INK}
-    for index, kind in enumerate(names):
-        for chosen, word, size, line in ((True, "kept", 70, 1.5), (False, "not kept", 18, 0.4)):
-            of = (kinds == kind) & (inside == chosen)
-            look: dict[str, Any] = {"s": size, "linewidths": line, "marker": MARKERS[index]}
-            image = axes.scatter(his.values[of], entropy.values[of], c=layers[of], **look, **scale)
-            if kept is not None:
-                label = f"{word} by {method}" + (f", {kind}" if len(names) > 1 else "")
-                axes.scatter([], [], facecolors="none", edgecolors=INK, label=label, **look)
-    spread_widely_(axes, his.values, axis="x")
-    axes.set(xlabel="HIS (raw)", ylabel="attention entropy (0 to 1)")
-    axes.grid(visible=True)
-    figure.colorbar(image, ax=axes, label="layer", aspect=25, pad=0.02, ticks=MaxNLocator(6, integer=True))
-    if kept is not None:
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    return figure
-
-
-# The pictures beside a page. Each says of itself that a report has drawn it, and no other file is replaced or removed.
+# The picture files of a page. Each has a mark that a report has drawn it, and no other file is replaced or removed.
 
 MARK = "drawn by head-gates report"
 """Near the beginning of every picture."""
@@ -424,7 +393,6 @@ def _limit(axes: Axes, means: pd.Series, metric: str) -> None:
 
 # Known truth as a table of ticks: which method found the heads that are necessary by construction.
 
-RECOVERY_COLUMNS = ("program", "method", "seed", "recovered", "precision", "recall", "smallest")
 MEANS = ("exact", "precision", "recall")
 """Columns of means at the right of the ticks."""
 
@@ -437,8 +405,8 @@ def recoveries(truth: pd.DataFrame) -> pd.DataFrame:
             ``survives``, and ``program`` where there are several.
 
     Returns:
-        :data:`RECOVERY_COLUMNS`: ``recovered``, ``precision`` and ``recall`` where the budget is the number of necessary
-        functions; ``smallest``, the budget from which on the function survives at every larger one, NaN where there is none.
+        Columns as in the table. ``recovered``, ``precision`` and ``recall`` are where the budget is the number of necessary
+        functions. ``smallest`` is the budget from which on the function survives at every larger one, NaN without one.
     """
     lacking = {"seed", "method", "budget", "needed", "exact", "precision", "recall", "survives"} - set(truth)
     if lacking:

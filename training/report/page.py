@@ -32,8 +32,6 @@ class Section:
     """A directory's part of the page.
 
     Args:
-        id: The id, unique in the page.
-        opening: The result in one sentence.
         outcome: Further sentences on the model of a run, in the words of the terminal.
         lead: The picture that the page opens with, with that sentence as its caption; None without results.
         warning: A warning of a comparison that says nothing; else empty.

@@ -70,8 +70,7 @@ class Picture:
     """A picture of a report.
 
     Args:
-        name: The name of its files.
-        section: The part of the page: truth, quality, heads, roles, training, agreement or scores.
+        section: The part of the page: truth, quality, heads, roles, training or agreement.
         caption: The description of the picture, with its result.
         shown: Whether it is open from the start.
         wide: Whether it scrolls on a narrow screen, since it has several panels side by side.
@@ -163,14 +162,15 @@ def pictures_of_roles(contents: ReportData) -> list[Picture]:
     if table is None:
         return []
     shown = [rule.name for rule in RULES if table[f"{rule.name}_has"].any() or _is_measured(table, rule.name)]
-    found = [Picture("roles", "roles", role_map(table, shown), captions.roles(table, shown), wide=True)]
+    caption = "The roles of each head; several roles of one head divide its square."
+    found = [Picture("roles", "roles", role_map(table, shown), caption, wide=True)]
     if contents.masks:
         sites = next(iter(contents.masks.values()))[0]
         where = f"the masks in {str(contents.path)!r}"
         of_gates = roles_of_gates(table, [(site.label, site.gates) for site in sites], where)
         masks = {key: dict(enumerate(own)) for key, (_, own) in contents.masks.items()}
         figure = survivors(of_gates, role_counts(of_gates, masks))
-        caption = captions.surviving_roles(contents, of_gates["specialised"].to_numpy(dtype=bool))
+        caption = f"Roles of the {contents.unit}s that are kept, means over seeds; one with several roles counts in each."
         found.append(Picture("roles_survival", "roles", figure, caption, wide=True))
     return found
 
@@ -187,7 +187,7 @@ def figures_for(directory: str | os.PathLike[str]) -> dict[str, Figure]:
 def pictures_of(contents: ReportData) -> list[Picture]:
     """Return the pictures that the contents suffice for, in the order of a report."""
     found = [*_truth(contents), *_quality(contents), *_heads(contents), *pictures_of_roles(contents)]
-    return [*found, *_training(contents), *_agreement(contents), *_scores(contents)]
+    return [*found, *_training(contents), *_agreement(contents)]
 
 
 def _truth(contents: ReportData) -> list[Picture]:
@@ -209,12 +209,13 @@ def _quality(contents: ReportData) -> list[Picture]:
     if contents.curve is not None and f"select_{metric}" in contents.curve:
         lower = contents.lower_is_better
         figure = quality_by_budget(contents.curve, contents.comparison, metric=metric, lower_is_better=lower)
-        found.append(Picture("curve", "quality", figure, captions.curve(contents), wide=True))
+        caption = f"Left, the mask alone: {metric} on the selection split by heads kept. Right, the retrained models. One seed."
+        found.append(Picture("curve", "quality", figure, caption, wide=True))
     return found
 
 
 def _heads(contents: ReportData) -> list[Picture]:
-    """Return the masks of all methods, the middle budget first; where heads stay; HIS and entropy."""
+    """Return the masks of all methods, the middle budget first; the kept heads by site; HIS and entropy."""
     masks = [picture for budget in contents.budgets or [0] for picture in _masks(contents, budget)]
     return sorted(masks, key=lambda picture: not picture.shown) + _kept(contents) + _prices(contents) + _values(contents)
 
@@ -226,7 +227,10 @@ def _masks(contents: ReportData, budget: int) -> list[Picture]:
     seeds = max(len(masks) for (_, at), (_, masks) in contents.masks.items() if at == budget)
     figure = figures.masks_by_method(kept, unit=contents.unit, seeds=seeds)
     shown = budget == contents.focus or not contents.budgets
-    return [Picture(f"masks_{budget}", "heads", figure, captions.masks(contents, budget), shown=shown, wide=True)]
+    caption = f"Masks of {budget} of {contents.label(len(next(iter(kept.values())).values))}{contents.of_kinds(budget)}."
+    if again := [name for name in kept if (name, budget) in contents.searched_again]:
+        caption += f" The masks of {listed(again)} are those of trained weights; other ones were searched on the dense model."
+    return [Picture(f"masks_{budget}", "heads", figure, caption, shown=shown, wide=True)]
 
 
 def _values(contents: ReportData) -> list[Picture]:
@@ -277,7 +281,7 @@ def _prices(contents: ReportData) -> list[Picture]:
 
 def _by_site(name: str, sites: Sites, counts: np.ndarray, ticks: list[str], axis: str, title: str, method: str) -> Picture:
     figure = figures.kept_by_site(sites, counts, ticks, axis=axis, title=title)
-    return Picture(name, "heads", figure, captions.kept_by_site(sites, counts, ticks, axis, method))
+    return Picture(name, "heads", figure, f"By {axis}: the gates of each site that {method} keeps.")
 
 
 def _training(contents: ReportData) -> list[Picture]:
@@ -288,11 +292,11 @@ def _training(contents: ReportData) -> list[Picture]:
     found = []
     for (method, budget), course in contents.courses.items():
         shown, title = budget == nearest[method], f"{method}, {contents.label(budget)}"
-        caption = captions.training(contents, course, method, budget)
-        name = f"{slug(method)}_{budget}"
+        name, mean = f"{slug(method)}_{budget}", f", the mean of {course.seeds} seeds" if course.seeds > 1 else ""
+        mask = ", with the mask as the last step" if course.ends_in_mask else ""
+        caption = f"Open {contents.unit}s of {title} over training{mean}{mask}."
         found.append(Picture(f"open_heads_{name}", "training", figures.open_heads(course, title), caption, shown=shown))
         if shown and len(course.steps) > 1:
-            mean = f", the mean of {course.seeds} seeds" if course.seeds > 1 else ""
             strip, caption = film_strip(course, f"gates of {title}"), f"The gates of {title}, at a few steps{mean}."
             found.append(Picture(f"film_{name}", "training", strip, caption, wide=True))
     return sorted(found, key=lambda picture: not picture.shown)
@@ -313,19 +317,7 @@ def _agreement(contents: ReportData) -> list[Picture]:
         between = "diagonal: between seeds; " if (at_budget["method"] == at_budget["other"]).any() else ""
         title = f"Jaccard index of masks of {contents.label(budget)}\n({between}by chance: {chance:.2f})"
         figure = agreement_matrix(names, grid, title=title, chance=float(chance))
-        caption = captions.agreement(contents, at_budget, budget)
+        caption = f"Agreement of masks of {contents.label(budget)}, and of random masks of their size."
         focus = budget == contents.focus or len(contents.budgets) < 2
         found.append(Picture(f"agreement_{budget}", "agreement", figure, caption, shown=focus, wide=len(names) > 5))
     return sorted(found, key=lambda picture: not picture.shown)
-
-
-def _scores(contents: ReportData) -> list[Picture]:
-    his, entropy = contents.mean_score("his"), contents.mean_score("entropy")
-    if his is None or entropy is None:
-        return []
-    method = _first_learned([method for method, budget in contents.masks if budget == contents.focus])
-    kept = contents.kept(method, contents.focus or 0)
-    if kept is not None and len(kept.values) != len(his.values):
-        kept = None
-    figure = figures.his_against_entropy(contents, kept, method)
-    return [Picture("his_entropy", "scores", figure, captions.his_against_entropy(his, entropy))]

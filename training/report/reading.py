@@ -177,8 +177,8 @@ def read_contents(path: Path, roles: Path | None = None) -> ReportData:
         contents.missing.append("There is no comparison.csv, so there is no table of results.")
     if not metrics:
         contents.missing.append(
-            "There is no metrics.json, which is written last: the tables may be those of a run that was stopped between them, "
-            "and the command, the machine and the versions are unknown."
+            "There is no metrics.json, so the command, the machine and the versions are unknown. It is written last: the run "
+            "may have been stopped between two tables."
         )
     contents.metric = _main_metric(contents)
     contents.config = _if_there(read_text, path / "config.yaml")
@@ -226,8 +226,6 @@ def _read_heads(contents: ReportData) -> None:
     scores = _optional(contents, "scores.csv", "HIS and entropy are not shown")
     if scores is not None:
         contents.scores = scores.assign(label=[f"{k}.{n}" for k, n in zip(scores["kind"], scores["layer"], strict=True)])
-        if contents.mean_score("his") is None or contents.mean_score("entropy") is None:
-            contents.missing.append("HIS and entropy were not both scored, so one is not drawn against the other.")
     _read_masks(contents)
     _read_kinds(contents)
     contents.prices = _table(path, "prices.csv")

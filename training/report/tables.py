@@ -76,8 +76,6 @@ class Table:
 
     Args:
         name: The name, unique in its section.
-        caption: What the table is, with its result.
-        rows: A cell for each column.
         shown: Whether it is open from the start.
         prose: Whether its cells are sentences, whose lines break.
     """
@@ -172,7 +170,8 @@ def results_table(contents: ReportData) -> Table:
     rows, few = with_difference(contents.summary, "mean", ["stage"]), len(contents.budgets) < 2
     if contents.majority is not None:
         rows = pd.concat([rows, pd.DataFrame([{"method": MAJORITY, "stage": NONE, "mean": contents.majority}])])
-    return make_table(contents, "results", captions.results(contents), "summary.csv", names, rows, shown=few)
+    caption = f"Test {contents.metric} per stage, method and {contents.unit}s kept. Column titles sort."
+    return make_table(contents, "results", caption, "summary.csv", names, rows, shown=few)
 
 
 def with_difference(rows: pd.DataFrame, column: str, keys: list[str]) -> pd.DataFrame:
@@ -237,7 +236,7 @@ def cost_table(contents: ReportData) -> Table:
     known = [name for name in COSTS if name in contents.comparison]
     means = contents.comparison.groupby(["method", "stage"], sort=False, as_index=False)[known].mean()
     names = ("method", "stage", *known)
-    return make_table(contents, "cost", captions.cost(contents), "comparison.csv (means)", names, means)
+    return make_table(contents, "cost", "The mean cost of an experiment.", "comparison.csv (means)", names, means)
 
 
 def statistics_table(contents: ReportData, tests: pd.DataFrame) -> Table:

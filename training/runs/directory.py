@@ -63,17 +63,6 @@ def refuse_busy(folder: Path) -> None:
         _acquired(folder, WAIT).release()
 
 
-def is_abandoned(folder: Path) -> bool:
-    """Return whether a directory holds nothing but the lock of a process that is gone."""
-    if not folder.is_dir() or [path.name for path in folder.iterdir()] != [LOCK]:
-        return False
-    try:
-        _acquired(folder, 0.0).release()
-    except GateError:
-        return False
-    return True
-
-
 def _acquired(folder: Path, wait: float) -> FileLock:
     if os.path.lexists(folder / LOCK) and not (folder / LOCK).is_file():
         raise GateError(f"{str(folder / LOCK)!r} is no regular file, so it locks nothing; remove it")
@@ -163,7 +152,7 @@ class RunDirectory:
         chosen = Path("runs") / name if path is None else Path(path)
         if path is None and existing == "refuse":
             number = 2
-            while chosen.exists() and not is_abandoned(chosen):
+            while chosen.exists():
                 chosen = Path("runs") / f"{name}-{number}"
                 number += 1
         refuse_file(chosen)

@@ -1,4 +1,4 @@
-"""The processes that torchrun, accelerate, srun, jsrun or a cluster started together, by their environment variables."""
+"""The processes that torchrun, accelerate, srun or a cluster started together, by their environment variables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from gates.errors import GateError
 from training.config.run import TrainerOptions
 
-VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "JSM_NAMESPACE_SIZE", "SLURM_NTASKS", "SLURM_STEP_ID")
+VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "SLURM_STEP_ID")
 """Environment variables of a process that is one of several."""
 OF_MPI = ("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE")
 
@@ -52,7 +52,7 @@ def launched(environment: Mapping[str, str]) -> World | None:
     if "TORCHELASTIC_RUN_ID" in given or {"RANK", "WORLD_SIZE"} <= given:
         launcher = "torchrun" if "TORCHELASTIC_RUN_ID" in given else "a launcher (RANK and WORLD_SIZE)"
         local = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE") if "LOCAL_RANK" in given else ()  # DeepSpeed has the second
-        world = _world(environment, launcher, "WORLD_SIZE", "RANK", local)
+        world = _world(environment, launcher, local)
         if local and (number := _number(environment, "LOCAL_RANK")) >= world.per_node:
             raise GateError(
                 f"LOCAL_RANK is {number}, but {launcher} started {world.per_node} processes on each machine; expected 0 to "
@@ -61,8 +61,6 @@ def launched(environment: Mapping[str, str]) -> World | None:
         if world.size > 1 and not {"MASTER_ADDR", "MASTER_PORT"} <= given:
             raise GateError(f"{launcher} started {world.size} processes, without MASTER_ADDR or MASTER_PORT; set both")
         return world
-    if _number(environment, "JSM_NAMESPACE_SIZE", 1) > 1:
-        return _world(environment, "jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK", ("JSM_NAMESPACE_LOCAL_SIZE",))
     tasks = _number(environment, "SLURM_NTASKS", 1)
     for name in OF_MPI:
         if (size := _number(environment, name, 1)) > 1 and not (name == "PMI_SIZE" and size == tasks):  # srun has that one too
@@ -92,10 +90,8 @@ def check_alone(command: str, environment: Mapping[str, str]) -> None:
 
 def _of_slurm(environment: Mapping[str, str], tasks: int) -> World | None:
     """Return the tasks of a step of SLURM, or None for a shell in an allocation."""
-    is_step, is_shell = (
-        "SLURM_STEP_ID" in environment,
-        environment.get("SLURM_JOB_NAME") in ("bash", "interactive"),
-    )  # as in Lightning
+    is_step = "SLURM_STEP_ID" in environment
+    is_shell = environment.get("SLURM_JOB_NAME") in ("bash", "interactive")  # as in Lightning
     if is_step and is_shell:
         raise GateError(
             f"srun started {tasks} tasks in a job called {environment['SLURM_JOB_NAME']!r}, as if each were a shell; give srun "
@@ -115,16 +111,16 @@ def _of_slurm(environment: Mapping[str, str], tasks: int) -> World | None:
     return World("srun", tasks, _number(environment, "SLURM_PROCID"), tasks // nodes)
 
 
-def _world(environment: Mapping[str, str], launcher: str, size: str, rank: str, local: tuple[str, ...]) -> World:
-    """Return the processes that variables of these names describe; each machine has one if no variable says how many."""
-    count = _number(environment, size)
+def _world(environment: Mapping[str, str], launcher: str, local: tuple[str, ...]) -> World:
+    """Return the processes of a launcher; each machine has one if ``local`` names no variable with their number."""
+    count = _number(environment, "WORLD_SIZE")
     stated = [name for name in local if name in environment]
     if local and not stated and count > 1:
         raise GateError(f"{launcher} started {count} processes, but not how many on each machine; set {local[0]}")
     per_node = _number(environment, stated[0]) if stated else 1
     if count % per_node:
         raise _uneven(launcher, count)
-    return World(launcher, count, _number(environment, rank), per_node)
+    return World(launcher, count, _number(environment, "RANK"), per_node)
 
 
 def _uneven(launcher: str, size: int) -> GateError:

@@ -15,7 +15,6 @@ from pytorch_lightning.plugins.environments import (
     ClusterEnvironment,
     KubeflowEnvironment,
     LightningEnvironment,
-    LSFEnvironment,
     SLURMEnvironment,
     TorchElasticEnvironment,
 )
@@ -64,11 +63,6 @@ def environment_of(world: World | None) -> ClusterEnvironment:
         return LightningEnvironment()
     if world.launcher == "srun":
         return Tasks()
-    if world.launcher == "jsrun":
-        try:
-            return LSFEnvironment()
-        except (ValueError, KeyError, IndexError) as error:
-            raise GateError(f"LSF does not say which machines take part ({error}); see LSB_DJOB_RANKFILE") from error
     return TorchElasticEnvironment() if "LOCAL_RANK" in os.environ else KubeflowEnvironment()
 
 

@@ -16,9 +16,8 @@ from contextvars import ContextVar
 from typing import TextIO, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column
-from rich.text import Text
 
 from training.runs.launched import is_first_process
 
@@ -35,7 +34,6 @@ class Stage:
     """Work that is under way. Made by :func:`begin` and :func:`stage`.
 
     Args:
-        name: The name of the work.
         total: The number of pieces of work, such as steps. None if it is unknown.
         done: The number of pieces that were done before.
     """
@@ -189,30 +187,16 @@ class LiveBars(Display):
 
     def _new_bars(self) -> Progress:
         return Progress(
-            NameColumn(),
+            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
             BarColumn(bar_width=10, table_column=Column(no_wrap=True)),
             TimeElapsedColumn(table_column=Column(no_wrap=True)),
-            TimeLeftColumn(table_column=Column(no_wrap=True)),
+            TimeRemainingColumn(table_column=Column(no_wrap=True)),
             console=self.console,
             transient=True,
             refresh_per_second=5,
             speed_estimate_period=3600.0,
             redirect_stdout=sys.stdout.isatty(),
         )
-
-
-class NameColumn(ProgressColumn):
-    """The text of a stage on one line, which a narrow terminal cuts before any other column."""
-
-    def render(self, task: Task) -> Text:
-        return Text(task.description, no_wrap=True, overflow="ellipsis")
-
-
-class TimeLeftColumn(TimeRemainingColumn):
-    """The time left, where it is known."""
-
-    def render(self, task: Task) -> Text:
-        return Text() if task.time_remaining is None else Text("left ") + super().render(task)
 
 
 _current: ContextVar[Display] = ContextVar("display", default=Display())  # noqa: B039 (it holds nothing between stages)

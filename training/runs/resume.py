@@ -135,11 +135,7 @@ def noted_identity(run: RunDirectory, name: str) -> str | None:
 
 
 def checkpoint_of(options: RunOptions, run: RunDirectory, first: bool) -> str | None:
-    """Return the checkpoint in the folder of the run whose files the data need, such as a vocabulary; None where there is none.
-
-    Raises:
-        GateError: If the checkpoint would be overwritten, or differs from that of a resumed run.
-    """
+    """Return the checkpoint whose folder holds files that the data need, such as a vocabulary; None where there is none."""
     if not run.resumes:
         if first and options.ckpt_path is not None and run.path.resolve() in Path(options.ckpt_path).resolve().parents:
             raise GateError(

@@ -5,15 +5,13 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import re
 import stat
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
-from pandas.api.types import is_numeric_dtype
 
 from gates.errors import GateError, first_line
 from gates.files import replacing
@@ -66,13 +64,6 @@ def _checksum(text: str) -> str:
 T = TypeVar("T")
 
 AGAIN = "start the command that wrote it again"
-TEXTS = re.compile(
-    r"stage|method|rival|other|kind|site|experiment|program|price|search|baseline|system|state|error|label|lever|metric|each"
-    r"|\w+_interval"
-)
-"""Columns of the tables that hold texts. All others hold numbers, or true and false."""
-WHOLE = ("seed", "budget", "heads", "step", "layer", "head", "gate", "seeds", "open")
-"""Columns that hold whole numbers, in every row."""
 
 
 def read_text(path: Path, *, mend: str = AGAIN) -> str:
@@ -100,7 +91,7 @@ def read_json(path: Path, kind: type[T], *, mend: str = AGAIN) -> T:
 
 
 def read_table(path: Path, *, needed: Collection[str] = (), mend: str = AGAIN) -> pd.DataFrame:
-    """Return a table with the needed columns, whose numbers are numbers; see :func:`read_text`."""
+    """Return a table with the needed columns; see :func:`read_text`."""
     text = _text_of(path, mend)
     if text and not text.endswith("\n"):
         raise damaged(path, "a whole table", "its last line is cut off", mend)
@@ -142,27 +133,7 @@ def parsed_table(path: Path, text: str, *, needed: Collection[str], mend: str) -
         raise damaged(path, "a table", first_line(error), mend) from error
     if lacking := sorted(set(needed) - set(table.columns)):
         raise damaged(path, "this table", f"it has no column {', '.join(map(repr, lacking))}", mend)
-    for name, column in table.items():
-        check_numbers(path, str(name), column, mend)
     return table
-
-
-def check_numbers(path: Path, name: str, column: pd.Series[Any], mend: str) -> None:
-    """Raise :class:`GateError` for the first value of a column that is not of the column's kind."""
-    if TEXTS.fullmatch(name):
-        return
-    numbers = column if is_numeric_dtype(column) else pd.to_numeric(column, errors="coerce")
-    wrong = numbers.isna() & column.notna()
-    if name in WHOLE:
-        wrong |= ~np.isfinite(numbers.astype(float)) | (numbers.astype(float) % 1 != 0)
-    if wrong.any():
-        line = int(wrong.to_numpy().argmax())
-        value = column.iloc[line]
-        kind = "a whole number" if name in WHOLE else "a number"
-        written = "nothing" if pd.isna(value) else repr(str(value)[:40])
-        raise damaged(
-            path, "this table", f"line {line + 2} has {written} in the column {name!r}, where {kind} is expected", mend
-        )
 
 
 def read_arrays(path: Path, *, mend: str = AGAIN) -> dict[str, np.ndarray]:

@@ -99,7 +99,6 @@ def losses_of(subject: ScoringContext, masks: Sequence[Tensor], rows: int) -> li
     """Return the mean loss with each mask on training data that neither scored the heads nor trains anything.
 
     Args:
-        subject: The model with the weights that the masks are for.
         masks: 0/1 ``[gates]``.
         rows: The number of training examples; the deciding half of them is used.
     """

@@ -64,7 +64,6 @@ def rescale(subject: ScoringContext, mask: Tensor, *, rows: int = 512) -> Tensor
     """Fit real gate values for a mask by least squares (see :func:`gates.recovery.rescale.rescaled_gates`).
 
     Args:
-        subject: The model with the weights that the mask is for.
         mask: 0/1 ``[gates]``.
         rows: The largest number of rows of the scoring data to fit on, spread over all lengths.
 
@@ -83,7 +82,6 @@ def refit(subject: ScoringContext, mask: Tensor, dense: Mapping[str, Tensor], se
     Args:
         subject: The model with the weights that the mask is for. They are changed.
         mask: 0/1 ``[gates]``.
-        dense: The parameters of the dense model by name.
         search: The ridges and the data to fit on.
     """
     aim = {name: dense[name].to(subject.device) for name, _ in subject.backbone.named_parameters()}
@@ -114,13 +112,7 @@ def mean_outputs(subject: ScoringContext) -> list[Tensor]:
 
 @torch.no_grad()
 def observe_outputs(subject: ScoringContext, metric: MeanHeadOutput, description: str) -> None:
-    """Update a metric with the outputs of all heads on the scoring data.
-
-    Args:
-        subject: The model at rest.
-        metric: The metric of the subject's sites, on its device.
-        description: The name of the pass, for its bar.
-    """
+    """Update a metric with the outputs of all heads on the scoring data."""
     sites = subject.gates.sites
     for batch in subject.batches(description):
         valid = rows_by_site(subject.valid_queries(batch), sites)
@@ -138,9 +130,7 @@ def relevance_shares(subject: ScoringContext, *, epsilon: float | None, descript
     Relevance is that to the predicted class of an example, or to each token of its own translation.
 
     Args:
-        subject: The model at rest.
         epsilon: The epsilon of the epsilon rule. None for activation times gradient.
-        description: The name of the pass, for its bar.
     """
     sites, backbone = subject.gates.sites, subject.backbone
     shares = RelevanceShares(head_layers(sites)).to(subject.device)
@@ -179,7 +169,6 @@ def optimal_constants(subject: ScoringContext, masks: Tensor, *, steps: int = 8,
     """Fit constants in place of closed heads that make the mean loss lowest.
 
     Args:
-        subject: The model with the weights that the masks are for.
         masks: 0/1 ``[masks, gates]``. The heads that a mask closes have constants of their own, fitted together.
         steps: The number of descent steps from the mean outputs. A step is a forward and a backward pass for every mask.
         rows: The largest number of scoring examples to fit on, spread over all lengths and processes.
@@ -478,7 +467,6 @@ def importance_of(subject: ScoringContext, *, also: Callable[[Batch], None] | No
     """Return HIS with its standard error, signed score and Fisher information, each ``[gates]`` on the CPU.
 
     Args:
-        subject: The model in any state.
         also: A function that is called with every batch, at rest.
     """
     gates = subject.gates
@@ -505,11 +493,7 @@ def importance_and_entropy(subject: ScoringContext) -> tuple[Importance, Tensor]
 
 
 def pass_of(raw: str) -> str:
-    """Return the name of the pass of a raw score.
-
-    Raises:
-        GateError: For an unknown raw score.
-    """
+    """Return the name of the pass of a raw score."""
     found = next((name for name, one in PASSES.items() if raw in one.raws), None)
     if found is None:
         names = [name for one in PASSES.values() for name in one.raws]
@@ -518,8 +502,8 @@ def pass_of(raw: str) -> str:
 
 
 Replacement = Literal["zero", "mean", "constants", "uniform"]
-"""What a closed head puts out: nothing, its mean output on training data, the constants with which the loss on training data is
-lowest, or its output under uniform attention."""
+"""The output of a closed head: nothing, its mean on training data, the constants of the lowest loss on training data, or its
+output under uniform attention."""
 
 
 class Replacements:
@@ -532,8 +516,6 @@ class Replacements:
         """Replace closed heads during a ``with`` block.
 
         Args:
-            subject: The model with the dense weights.
-            replacement: The kind of replacement.
             mask: 0/1 ``[gates]``, for which constants are fitted.
         """
         if replacement == "zero":

@@ -42,7 +42,6 @@ class Scores:
     Under DDP every process scores its share and all get the whole result.
 
     Args:
-        subject: The model with the dense weights.
         known: The place of raw scores, in memory by default. It also holds the cost of each pass as scalars
             (``gradients-seconds``) and the Fisher matrix ``[gates, gates]``.
     """
@@ -53,12 +52,7 @@ class Scores:
         self.layer_index, self.kind_index = subject.gates.layer_index().cpu(), subject.gates.kind_index().cpu()
 
     def raw(self, name: str) -> Tensor:
-        """Return a raw score, ``[gates]`` float64 on the CPU (``fisher-matrix``: ``[gates, gates]``).
-
-        Raises:
-            GateError: For a name that is not in :data:`training.scoring.passes.PASSES`, or a score that is not defined for
-                this model.
-        """
+        """Return a raw score, ``[gates]`` float64 on the CPU (``fisher-matrix``: ``[gates, gates]``)."""
         if name not in self.known:
             self._run(pass_of(name))
         return self.known[name]
@@ -84,10 +78,6 @@ class Scores:
         Args:
             method: A name in :data:`SCORERS`.
             alpha: The weight of a weighted method. Choose it on a selection split.
-            seed: The seed of ``random``.
-
-        Raises:
-            GateError: For an unknown method, or one without a ranking.
         """
         ranking = scorer(method).ranking
         if ranking is None:
@@ -100,8 +90,6 @@ class Scores:
 
         Args:
             method, alpha, seed: See :meth:`ranking`.
-            budget: The number of gates to keep, in total or per kind.
-            minimum_per_layer: The number of gates that every layer keeps.
         """
         found = scorer(method)
         mask = budget_mask(
@@ -140,8 +128,6 @@ class Scorer:
     """A scored method.
 
     Args:
-        what: What the method does, in one line.
-        source: The paper it comes from.
         raws: The raw scores it needs.
         ranking: A function from (scores, alpha, seed) to numbers ``[gates]``, higher kept first; None for a search without a
             ranking.
@@ -164,11 +150,6 @@ class Scorer:
 
 def variant_name(name: str, parameters: Mapping[str, tuple[Value, ...]], chosen: Mapping[str, Value]) -> str:
     """Return a method's name with the parameters that are not at their default, such as ``his(granularity=token)``.
-
-    Args:
-        name: The name without parameters.
-        parameters: The values that each parameter can have, the default first.
-        chosen: The value of each parameter.
 
     >>> variant_name("entropy", {"keep": ("low", "high")}, {"keep": "high"})
     'entropy(keep=high)'
@@ -211,33 +192,6 @@ def _his(granularity: str, normalise: bool, steps: int, order: str) -> Scorer | 
     return Scorer(f"{what}, again after every tenth of the heads", source, (raw, found), lambda scores, *_: scores.raw(found))
 
 
-def _fisher(rearrange: bool) -> Scorer:
-    if rearrange:
-        what = "the same, rearranged by each layer's Fisher block"
-        return Scorer(what, KWON, ("fisher", "fisher-matrix"), None, rearranges="fisher")
-    return _by_raw("fisher", KWON, "diagonal Fisher information of the gates")
-
-
-def _leave_one_out(replacement: str) -> Scorer:
-    return {
-        "zero": _by_raw("leave-one-out", MICHEL, "what closing the head alone adds to the loss"),
-        "mean": _by_raw("mean-ablation", "Wang et al. 2023", "the same with the head's mean output in its place"),
-        "constant": _by_raw("optimal-ablation", "Li and Janson 2024", "the same with the constant that costs least"),
-    }[replacement]
-
-
-def _relevance(rule: str) -> Scorer:
-    if rule == "gradient-x-input":
-        return _by_raw(rule, "Shrikumar et al. 2016", "the same of head output times gradient")
-    return _by_raw("relevance", ACHTIBAT, "share of the layer's relevance to the prediction, absolute values (AttnLRP)")
-
-
-def _entropy(keep: str) -> Scorer:
-    if keep == "high":
-        return _by_raw("entropy", "control", "gives up low attention entropy first")
-    return Scorer("gives up high attention entropy first", CHOI, ("entropy",), lambda scores, *_: -scores.raw("entropy"))
-
-
 def _hies(combine: str, keep: str) -> Scorer:
     """HIS together with entropy; of minus the entropy, the low end is the entropy's high end."""
     sign, source = (1, CHOI if combine == "weights" else "control") if keep == "low" else (-1, OURS)
@@ -263,19 +217,40 @@ def _random() -> Scorer:
 
 MICHEL, DSP, CHOI = "Michel, Levy and Neubig 2019", "Li, Cotterell and Sachan 2021", "Choi et al. 2025"
 KWON, VOITA, OURS = "Kwon et al. 2022", "Voita et al. 2019", "this project"
-ACHTIBAT = "Achtibat et al. 2024"
-KURTIC = "Kurtic, Frantar and Alistarh 2023"
 OF_HIS = {
     "his": (MICHEL, "E|dL/dz| per example"),
     "his-token": (f"{MICHEL} (code)", "absolute values per token"),
     "his-batch": (f"{DSP} (code)", "absolute values per batch"),
 }
-"""Source of each raw HIS and what it is, in one line."""
+"""Source and description of each raw HIS."""
 _PLAIN = {
+    "fisher": _by_raw("fisher", KWON, "diagonal Fisher information of the gates"),
+    "fisher(rearrange=true)": Scorer(
+        "the same, rearranged by each layer's Fisher block", KWON, ("fisher", "fisher-matrix"), None, rearranges="fisher"
+    ),
+    "leave-one-out": _by_raw("leave-one-out", MICHEL, "what closing the head alone adds to the loss"),
+    "leave-one-out(replacement=mean)": _by_raw(
+        "mean-ablation", "Wang et al. 2023", "the same with the head's mean output in its place"
+    ),
+    "leave-one-out(replacement=constant)": _by_raw(
+        "optimal-ablation", "Li and Janson 2024", "the same with the constant that costs least"
+    ),
+    "relevance": _by_raw(
+        "relevance", "Achtibat et al. 2024", "share of the layer's relevance to the prediction, absolute values (AttnLRP)"
+    ),
+    "relevance(rule=gradient-x-input)": _by_raw(
+        "gradient-x-input", "Shrikumar et al. 2016", "the same of head output times gradient"
+    ),
+    "entropy": Scorer("gives up high attention entropy first", CHOI, ("entropy",), lambda scores, *_: -scores.raw("entropy")),
+    "entropy(keep=high)": _by_raw("entropy", "control", "gives up low attention entropy first"),
     "attention-his": _by_raw("attention-his", "lecture notes", "E sum|dL/dA| over the attention weights A"),
     "taylor-weights": _by_raw("taylor-weights", "Molchanov et al. 2019", "sum|w dL/dw| over the output weights"),
-    "obs": _by_raw("obs", KURTIC, "error behind the kept heads' best update, as the loss feels it (optimal brain surgeon)"),
-    "shapley": _by_raw("shapley", "Held and Yang 2023", "what the head adds on average over all coalitions of heads; signed"),
+    "obs": _by_raw(
+        "obs",
+        "Kurtic, Frantar and Alistarh 2023",
+        "error behind the kept heads' best update, as the loss feels it (optimal brain surgeon)",
+    ),
+    "shapley": _by_raw("shapley", "Held and Yang 2023", "mean contribution of the head to all coalitions of heads; signed"),
     "flap": _by_raw("flap", "An et al. 2024", "fluctuation of the head's output times its output weights"),
     "greedy-gnorm": _by_raw("greedy-gnorm", "Guo and Sheridan 2026", "|dL/dQ| |dL/dK| |dL/dV|, again after every head"),
     "confidence": _by_raw("confidence", VOITA, "mean of the largest attention weight"),
@@ -295,26 +270,16 @@ SCORE_PARAMETERS: dict[str, dict[str, tuple[Value, ...]]] = {
     "hies": {"combine": ("weights", "ranks"), "keep": ("low", "high")},
 }
 """The values that each parameter of a scored method can have, the default first."""
-_MAKERS: dict[str, Callable[..., Scorer | None]] = {
-    "his": _his,
-    "fisher": _fisher,
-    "leave-one-out": _leave_one_out,
-    "relevance": _relevance,
-    "entropy": _entropy,
-    "hies": _hies,
-}
 SCORERS: dict[str, Scorer] = {
-    name: one for base, make in _MAKERS.items() for name, one in variants(base, SCORE_PARAMETERS[base], make).items()
-} | _PLAIN
+    **variants("his", SCORE_PARAMETERS["his"], _his),
+    **_PLAIN,
+    **variants("hies", SCORE_PARAMETERS["hies"], _hies),
+}
 """Every scored method by name; a name has the parameters that are not at their default."""
 
 
 def scorer(method: str) -> Scorer:
-    """Return a scored method by its name.
-
-    Raises:
-        GateError: For an unknown method.
-    """
+    """Return a scored method by its name."""
     if method not in SCORERS:
         raise GateError(f"unknown scored method {method!r}; expected one of {', '.join(SCORERS)}")
     return SCORERS[method]
@@ -328,9 +293,7 @@ class OwnScore:
     """A user's function that scores.
 
     Args:
-        name: The name as it was given, ``module:function``.
-        function: The function from a subject to numbers ``[gates]``.
-        code: The hash of the named module and of the module that defines the function, without what they import.
+        code: The hash of the named module and of the module that defines the function, without their imports.
     """
 
     name: str
@@ -340,11 +303,7 @@ class OwnScore:
 
 @functools.cache
 def own_score(name: str) -> OwnScore:
-    """Import a user's score once.
-
-    Raises:
-        GateError: If there is no such module or function, its import fails, or it does not take one argument.
-    """
+    """Import a user's score once."""
     function = own_function(name, "score", "a subject")
     module_name = name.partition(":")[0]
     defined_in = getattr(inspect.unwrap(function), "__module__", None) or module_name
@@ -359,13 +318,11 @@ def run_own_score(score: OwnScore, subject: ScoringContext, *, seed: int = 0) ->
     refused, since all other methods are compared on this model.
 
     Args:
-        score: The user's score.
         subject: The model to score. Each of several processes has its share of the data.
-        seed: The seed of the function's random numbers.
 
     Raises:
-        GateError: If the function raises, changes the model, returns anything but a finite number for each gate or the same
-            number for all, or differs between processes.
+        GateError: If the function raises or changes the model, or if processes disagree. Also if it does not return a finite
+            number for each gate, or returns the same for all.
     """
     failure, scores = None, []
     try:
@@ -423,11 +380,7 @@ def _checked(returned: Any, score: OwnScore, gates: int) -> list[float]:
 
 @contextmanager
 def _unchanged(score: OwnScore, subject: ScoringContext) -> Iterator[None]:
-    """Restore flags and clear gradients after a ``with`` block, and refuse a changed model.
-
-    Raises:
-        GateError: If weights, gates or hooks have changed.
-    """
+    """Restore flags and clear gradients after a ``with`` block, and refuse a changed model."""
     backbone, gates = subject.backbone, subject.gates
     modules, parameters = list(subject.module.modules()), [*backbone.parameters(), *gates.parameters()]
     needed, training, hooks = [one.requires_grad for one in parameters], [part.training for part in modules], _hooks(modules)

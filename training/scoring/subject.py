@@ -40,7 +40,6 @@ def at_rest(module: GatedModule, device: torch.device | None = None) -> Iterator
     """Open the gates, turn off dropout and move the module during a ``with`` block. Then restore everything.
 
     Args:
-        module: The module in any state.
         device: The device to compute on. The module's own by default.
     """
     mode, place = module.gates.mode, module.device
@@ -59,7 +58,6 @@ class ScoringContext:
     """A model to score, with the data to score it on.
 
     Args:
-        module: The module with the weights to score.
         data: The data of its task. Under DDP every process scores its share of ``data.score_dataloader()``.
         trainer: The trainer, which decides on the device and the processes.
     """

@@ -176,8 +176,6 @@ def resample_metric(
         predictions: The predictions ``[systems, examples]``.
         targets: The targets ``[examples]`` or ``[systems, examples]``.
         metric: The metric, see :func:`metric_values`. Functions are called once per resample; the others are fast.
-        resamples: The number of resamples with replacement.
-        seed: The seed of the resampling.
     """
     rows, true = _aligned(predictions, targets)
     systems, examples = rows.shape
@@ -212,9 +210,7 @@ def resampled_difference(difference: float, replicates: ArrayLike, *, level: flo
     ``1 - level`` if the interval excludes 0.
 
     Args:
-        difference: The difference of their metric.
         replicates: The differences on resamples of examples ``[resamples]``.
-        level: The level of the percentile interval.
     """
     drawn = np.array(replicates, dtype=float)
     drawn[np.abs(drawn) < 1e-12] = 0.0  # ties, but for rounding

@@ -35,14 +35,12 @@ class Interval(NamedTuple):
 def interval(values: ArrayLike, level: float = LEVEL, *, bounds: tuple[float, float] | None = None) -> Interval:
     """Return the mean over seeds with Student's t interval, right for few values of a normal spread; one value has none (NaN).
 
-    A metric with bounds has the logit interval of Korn and Graubard (1998), as in Stata's ``proportion``: the interval of the
-    log odds of the mean, by the delta method, transformed back. Near a bound the plain interval would reach beyond it, and
+    A metric with bounds has the logit interval of Korn and Graubard (1998), as in Stata's ``proportion``. It is the interval of
+    the log odds of the mean, by the delta method, transformed back. Near a bound the plain interval would reach beyond it, and
     clipping would put all of its error on the other side. The log odds of the mean are used, not the mean of log odds, because
     a seed may lie on the bound. A metric with a lower bound alone uses the logarithm of the distance from it.
 
     Args:
-        values: The values ``[seeds]``.
-        level: The level of confidence.
         bounds: The least and the largest possible value of the metric.
     """
     sample = np.asarray(values, dtype=float).ravel()
@@ -100,9 +98,7 @@ class RankTest:
 
     Args:
         statistic, p: The result; None with too few blocks.
-        blocks: The number of blocks.
         average_ranks: The rank of each method (1 is best); empty for the Wilcoxon test.
-        reason: The reason why there is no p value.
     """
 
     statistic: float | None
@@ -137,7 +133,6 @@ def friedman(values: ArrayLike, *, seed: int = 0) -> RankTest:
 
     Args:
         values: The values ``[blocks, methods]`` or ``[blocks, cells, methods]``; higher is better.
-        seed: The seed of the permutations.
     """
     table = np.asarray(values, dtype=float)
     blocks, methods = table.shape[0], table.shape[-1]
@@ -209,8 +204,6 @@ def paired_difference(
         a, b: The values of a metric ``[seeds]``, in the same order of seeds.
         replicates_a, replicates_b: The values on resamples of examples ``[resamples, seeds]``, from
             :func:`training.stats.bootstrap.resample_metric`.
-        examples: The number of examples.
-        level: The level of the interval.
     """
     differences = np.asarray(a, dtype=float) - np.asarray(b, dtype=float)
     replicates = np.asarray(replicates_a) - np.asarray(replicates_b)
@@ -243,7 +236,6 @@ def crossed_difference(
         differences: The differences of a metric between two methods ``[..., seeds]``, at least 2 seeds.
         variance: The variance of their mean over the choice of examples ``[...]``.
         examples: The number of examples, at least 2.
-        level: The level of the interval.
     """
     sample = np.asarray(differences, dtype=float)
     seeds, mean = sample.shape[-1], sample.mean(axis=-1)

@@ -51,7 +51,6 @@ def summarise(comparison: pd.DataFrame, main_metric: str) -> pd.DataFrame:
     Args:
         comparison: The rows of experiments: ``seed``, ``method``, ``stage``, ``budget``, ``test_METRIC``, costs, and
             ``select_METRIC`` if there is a selection split.
-        main_metric: The metric, such as ``accuracy``.
     """
     column = _metric_column(comparison, main_metric)
     rows = []
@@ -74,17 +73,15 @@ def compare_methods(
 ) -> pd.DataFrame:
     """Compare methods with their rivals at the same stage and budget, with the tests that the number of seeds allows.
 
-    The dense model is a rival at every budget of its stage. The columns are :data:`TEST_COLUMNS`: the numbers of common
-    ``seeds`` and of those in which the method is ``ahead`` or ``behind``, the ``least`` and ``most`` difference of a seed, low,
-    high and p of :func:`training.stats.significance.paired_difference`, and ``p_holm``, corrected for all pairs at the same
-    stage and budget.
+    The dense model is a rival at every budget of its stage. The columns are :data:`TEST_COLUMNS`. ``seeds`` are
+    the common ones; in some of them the method is ``ahead`` or ``behind``. ``least`` and ``most`` are differences of a seed.
+    Low, high and p are those of :func:`training.stats.significance.paired_difference`. ``p_holm`` is corrected for all pairs
+    at the same stage and budget.
 
     Args:
         comparison: The rows of :func:`summarise`, with the column ``experiment``.
         predictions: The ``test_prediction`` and ``test_target`` ``[examples]`` of each experiment, in the same order.
-        metric: The metric, see :func:`training.stats.bootstrap.metric_values`.
         lower_is_better: Whether the method with the lower value is ahead, as for perplexities.
-        resamples: The number of resamples of the bootstrap.
     """
     tables = []
     for stage, budget, cells in _rounds(comparison):
@@ -190,9 +187,9 @@ def agreement(
 ) -> pd.DataFrame:
     """Measure the agreement of masks and rankings, between methods and between seeds.
 
-    Each budget and ordered pair of methods has a row: ``jaccard`` of the masks, its expectation for random masks of the same
-    sizes, and Kendall's tau-b and Spearman's rho of the rankings (NaN without one). Values are means over seeds, or over pairs
-    of seeds if ``method == other``.
+    Each budget and ordered pair of methods has a row. It has ``jaccard`` of the masks and its expectation for random masks of
+    the same sizes. Kendall's tau-b and Spearman's rho are of the rankings (NaN without one). Values are means over
+    seeds, or over pairs of seeds if ``method == other``.
 
     Args:
         masks: The mappings with ``seed``, ``method``, ``budget`` and the 0/1 ``mask`` per gate.

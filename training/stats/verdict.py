@@ -100,14 +100,10 @@ def verdict(
     on test would favour it.
 
     Args:
-        summary: The result of :func:`training.stats.tables.summarise`.
-        statistics: The result of :func:`training.stats.tables.compare_methods`.
-        main_metric: The metric, such as ``accuracy``.
         lower_is_better: Whether the lowest value of the metric is the best.
         ours: This project's own methods; the others are the rivals.
         ranks: The results of :func:`training.stats.tables.rank_methods` by stage.
         kinds: By budget, the kept heads of each pruned kind, for a budget per kind.
-        unit: The unit of budgets, ``head`` or ``group``.
         within: By budget, the time of a budget in time.
         majority: The score of always answering the most frequent class.
     """

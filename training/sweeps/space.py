@@ -43,13 +43,10 @@ class Sweep:
     """The content of a sweep file.
 
     Args:
-        name: The name of the sweep. Default: the file's own name.
         method: ``grid``, ``random`` or ``bayes``.
         metric: The metric as ``training.fit`` logs it, on the selection split, such as ``select/accuracy``.
-        maximize: Whether more of it is better.
         space: The distribution of each searched option. The choices of a categorical one are JSON texts.
         constants: The options with one value.
-        command: The command with W&B's macros, such as ``${args}``.
         program: The text that ``${program}`` stands for.
         run_cap: The number of trials, or None if the file does not say.
         unused: The keys that mean something to W&B only.

@@ -123,9 +123,6 @@ def opened(directory: Path, sweep: Sweep, storage: str | None) -> Iterator[optun
 
     Args:
         storage: The address of the database that machines share, or None for a file in the directory.
-
-    Raises:
-        GateError: If the database cannot be used, also later in the ``with`` block, or is gone while there are trials.
     """
     file = directory / FILE
     shown = str(file) if storage is None else without_password(storage)

@@ -68,7 +68,6 @@ class Task(ABC):
         """Add a batch to the metrics.
 
         Args:
-            metrics: The metrics that :meth:`metrics` made.
             model: The model in evaluation mode, with the gates as they are.
         """
 

@@ -106,7 +106,6 @@ def class_counts(predictions: NDArray[Any], targets: NDArray[Any], classes: int 
     Args:
         predictions: The class numbers ``[..., examples]``.
         targets: The true ones, broadcastable to them.
-        classes: The number of classes; by default one more than the largest number that occurs.
     """
     names = np.arange(max(predictions.max(), targets.max()) + 1 if classes is None else classes)
     predicted, true = predictions[..., None] == names, np.broadcast_to(targets, predictions.shape)[..., None] == names

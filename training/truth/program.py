@@ -58,10 +58,6 @@ class Program:
     """A question about a string of letters, and how a Transformer answers it with yes or no.
 
     Args:
-        name: The name of the program.
-        question: The question in words.
-        letters: The letters of strings.
-        length: The length of every string.
         layers: The layers of heads and units.
         needed: The functions that the answer needs; other heads do not help.
         draw: A function that draws a string with the given answer.
@@ -122,8 +118,8 @@ def from_first_to(place: int) -> Callable[[int, int], bool]:
 
 # The programs of the benchmark, from one layer to eight, by name.
 #
-# Some heads have copies, some models hold a second program that the question does not need, some have loud pairs of heads that
-# cancel each other. All have noise heads.
+# Some heads have copies, and some models hold a second program that the question does not need. Some have loud pairs of heads
+# that cancel each other. All have noise heads.
 
 YES = (ANSWER, 0)
 NOISE = "noise that writes into used directions"
@@ -253,7 +249,7 @@ def _bigram(name: str = "bigram", *, cancelling: int = 0, hard: str = NOISE) -> 
 
 
 def _palindrome() -> Program:
-    """With the heads of ``bigram`` beside, which answer another question."""
+    """Return a program that also has the heads of ``bigram``, which answer another question."""
     letters, length = "abc", 8
 
     def opposite(query: int, key: int) -> bool:
@@ -316,7 +312,7 @@ def _induction(name: str, *, previous: int = 1, last: int = 1, hard: str = NOISE
     )  # fmt: skip
 
 
-# -- where do so many jumps lead? ----------------------------------------------------------------------------------
+# -- where do several jumps lead? ----------------------------------------------------------------------------------
 
 
 def _jumps(name: str, count: int, *, copies: Sequence[int] = (), hard: str = "depth: each head feeds the next one") -> Program:

@@ -11,12 +11,12 @@ import pandas as pd
 from torch import Tensor
 
 Functions = Sequence[Sequence[int]]
-"""For each necessary function the gates that perform it, any one of which is enough."""
+"""For each necessary function the gates that perform it; any one of them is enough."""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a mask keeps.
+    """The necessary functions that a mask keeps.
 
     Args:
         covered: The number of necessary functions with at least one kept head.
@@ -127,8 +127,8 @@ def by_method(truth: pd.DataFrame) -> str:
 def by_facts(carried: pd.DataFrame) -> str:
     """Return ``interchange.csv`` as a Markdown table.
 
-    It has for each method and budget the kept share of the effects of all heads, relative to the best mask with as many heads
-    (mean and standard deviation over seeds), and the mean share of the carriers that are kept.
+    Each method and budget has the kept share of the effects of all heads, relative to the best mask of its size, as mean and
+    standard deviation over seeds. It also has the mean share of the carriers that are kept.
     """
     shares = carried.assign(share=carried["carried"] / carried["at_best"])
     budgets = sorted(shares["budget"].unique(), reverse=True)

@@ -264,7 +264,7 @@ def test_a_run_of_a_language_model_through_the_command(causal_run, tmp_path, cap
     ablated = pd.read_csv(tmp_path / "other" / "ablate.csv")
     np.testing.assert_allclose(ablated["change"], ablated["loss_change"])
     assert {"one_per_layer.csv", "by_kind.csv"} <= {path.name for path in (tmp_path / "other").iterdir()}
-    assert "removing one group alone raises test loss significantly" in capsys.readouterr().out
+    assert "removing one alone raises it significantly" in capsys.readouterr().out
 
 
 @pytest.mark.integration

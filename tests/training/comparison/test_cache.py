@@ -175,7 +175,7 @@ def test_experiments_that_have_changed_places_are_told(tmp_path):
     keys = [cache.get_or_make({"a": number}, lambda folder, number=number: {"x": number}).key for number in (1, 2)]
     (tmp_path / keys[0]).rename(tmp_path / "aside")
     (tmp_path / keys[1]).rename(tmp_path / keys[0])
-    with pytest.raises(GateError, match="it is that of another one"):
+    with pytest.raises(GateError, match="those of another one"):
         ExperimentCache(tmp_path).get({"a": 1})
 
 
@@ -228,7 +228,7 @@ def test_weights_of_another_experiment_are_not_taken(tmp_path):
     folders = [ExperimentCache(tmp_path).get_or_make({"a": number}, with_weights(number)).path for number in (1, 2)]
     shutil.copyfile(folders[1] / "weights.ckpt", folders[0] / "weights.ckpt")
     with pytest.raises(
-        GateError, match=rf"^cannot read '{folders[0]}/weights.ckpt' as what was written: .* delete '{folders[0]}'"
+        GateError, match=rf"^cannot read '{folders[0]}/weights.ckpt' as the written file: .* delete '{folders[0]}'"
     ):
         ExperimentCache(tmp_path).get({"a": 1})
     assert ExperimentCache(tmp_path).get({"a": 2}) is not None

@@ -29,7 +29,7 @@ def test_a_model_that_has_learned_nothing_has_no_effects_and_its_user_is_told(mo
     assert effects_on(ScoringContext(pruner, data, make_trainer()), data) == {}
     results, setup = Results(), SimpleNamespace(data=data.options)
     results.carried = [{"seed": 1}]
-    assert "interchange.csv has nothing of seed 0, 2: " in without_facts(setup, [0, 1, 2], results)
+    assert "interchange.csv has no row of seed 0, 2" in without_facts(setup, [0, 1, 2], results)
     assert without_facts(setup, [1], results) is None
     assert without_facts(SimpleNamespace(data=make_data().options), [0], results) is None
 

@@ -17,7 +17,7 @@ from tests.training.runs import MODEL, make_data, make_setup, run_fit, shared_fo
 from training.commands.export import load_trained
 from training.commands.table import run_command
 from training.comparison import latency as in_time
-from training.comparison.latency import limit_of, measured_table, timed, told_of_latency
+from training.comparison.latency import latency_sentence, limit_of, measured_table, timed
 from training.fit import main
 from training.runs.directory import LATENCY, RunDirectory
 
@@ -169,8 +169,8 @@ def test_several_processes_do_not_measure_at_once():
 
 def test_what_is_achieved_too_late_is_told_with_what_to_do():
     told = {"target_ms": 7.0, "predicted_ms": 6.9, "achieved_ms": 9.0, "dense_ms": 10.0, "expected_speedup": 10 / 7}
-    assert told_of_latency({**told, "speedup": {"median": 1.4}}).endswith("1.4 times as fast")
-    assert "That is 29% more than was asked for" in told_of_latency({**told, "speedup": {"median": 10 / 9}})
+    assert latency_sentence({**told, "speedup": {"median": 1.4}}).endswith("1.4 times as fast")
+    assert "29% higher" in latency_sentence({**told, "speedup": {"median": 10 / 9}})
 
 
 @pytest.mark.parametrize(

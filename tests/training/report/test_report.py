@@ -177,7 +177,7 @@ def test_the_page_holds_the_verdict_the_command_the_configuration_and_the_machin
 def test_pictures_have_files_and_a_caption_that_labels_them(pictures, report):
     assert set(pictures) == {
         "quality_post_hoc", "quality_retrained", "masks_2", "masks_4", "kept_learned", "values", "open_heads_learned_2",
-        "open_heads_learned_4", "film_learned_2", "agreement_2", "agreement_4", "his_entropy",
+        "open_heads_learned_4", "film_learned_2", "agreement_2", "agreement_4",
     }  # fmt: skip
     assert all(isinstance(figure, Figure) for figure in pictures.values())
     folder = report.parent / "figures"
@@ -186,7 +186,7 @@ def test_pictures_have_files_and_a_caption_that_labels_them(pictures, report):
     assert len(shown) == len(pictures)
     for one in shown:
         (label,) = re.findall(r'role="img" aria-labelledby="([^"]+)"', one)
-        assert len(re.search(rf'<figcaption id="{label}">(.*?)</figcaption>', one)[1]) > 40
+        assert len(re.search(rf'<figcaption id="{label}">(.*?)</figcaption>', one)[1]) > 20
 
 
 def test_the_same_results_give_the_same_page(tables, tmp_path):
@@ -290,32 +290,9 @@ def test_the_table_of_tests_says_how_they_were_made(comparison):
         assert {"p", "p_holm"} <= {column.name for column in found.columns}
 
 
-def test_the_caption_of_masks_counts_what_all_methods_agree_on(comparison):
-    masks = [entry for entry in json.loads((comparison / "masks.json").read_text()) if entry["budget"] == 4]
-    stacked = np.array([entry["mask"] for entry in masks])
-    always, never = (stacked.min(0) == 1).sum(), (stacked.max(0) == 0).sum()
-    caption = captions.masks(read_contents(comparison), 4)
-    assert f"{always} head" in caption
-    assert f"and {never} head" in caption
-
-
-def test_the_caption_of_agreement_counts_every_pair_once():
-    pairs = [("a", "b", 0.5), ("a", "c", 0.1), ("b", "c", 0.3)]
-    both = [*pairs, *((other, one, index) for one, other, index in pairs), ("a", "a", 0.9)]
-    rows = pd.DataFrame(both, columns=["method", "other", "jaccard"]).assign(budget=3, chance_jaccard=0.2)
-    contents = ReportData(Path("a"), "comparison", metrics={"heads": 16, "gates": 8, "unit": "group"})
-    said = captions.agreement(contents, rows, 3)
-    assert said.startswith("Masks of 3 of 8 groups. ")
-    assert "Most alike are a and b (Jaccard index 0.50), least a and c (0.10)." in said
-    assert "would share 0.20; 2 of 3 pairs share more." in said
-
-
 def test_where_heads_stay_is_told_by_kind_and_layer():
     sites = (Site("encoder.0", 2), Site("encoder.1", 2), Site("cross.0", 2))
     counts = np.array([[1, 1, 2], [0, 0.5, 1.5]])
-    said = captions.kept_by_site(sites, counts, ["4", "2"], "heads kept", "learned")
-    kept = "4 at 4 (2 in encoder, 2 in cross) and 2 at 2 (0.5 in encoder, 1.5 in cross)"
-    assert said == f"By heads kept, of 6 gates learned keeps {kept}."
     above, below, _ = figures.kept_by_site(sites, counts, ["4", "2"], axis="heads kept", title="title").axes
     assert [text.get_text() for text in below.get_xticklabels()] == ["4", "2"]
     drawn = {line.get_label(): line.get_ydata().tolist() for line in above.lines}
@@ -328,20 +305,15 @@ def test_open_heads_are_counted_before_seeds_are_averaged_and_end_in_the_mask():
     is_open = np.array([[1, 1, 1, 1, 1], [1, 0.5, 0, 1, 0], [0.5, 0.5, 0, 1, 0]])
     course = Course(sites, np.array([0, 10, 20]), is_open / 2, is_open, seeds=2)
     assert course.by_site().tolist() == [[2, 3], [1.5, 1], [1, 1]]
-    contents = ReportData(Path("a"), "comparison")
-    said = captions.training(contents, course, "learned", 2)
-    assert "the mean of 2 seeds: 5 open at step 0, 2 at step 20. " in said
-    assert "Half of those that close have closed by step 10" in said
     ended = course.ending_in(np.array([0.0, 1, 0, 0, 0]))  # one of two gates that are open in the end is kept
     assert ended.steps.tolist() == [0, 10, 20, 30]
     assert ended.by_site()[-1].tolist() == [1, 0]
-    assert "5 open at step 0, 2 at step 20, then the 1 of the mask" in captions.training(contents, ended, "learned", 2)
 
 
 def test_a_whole_run_has_all_pictures_and_nothing_is_missing(run, run_report):
     drawn = {path.stem for path in (run_report.parent / "figures").glob("*.svg")}
     assert drawn == {
-        "quality", "curve", "masks_3", "values", "open_heads_learned_3", "film_learned_3", "agreement_3", "his_entropy"
+        "quality", "curve", "masks_3", "values", "open_heads_learned_3", "film_learned_3", "agreement_3"
     }  # fmt: skip
     contents = read_contents(run)
     assert contents.missing == []
@@ -384,7 +356,7 @@ def test_a_comparison_that_has_only_its_cells_is_a_page_too(tables, tmp_path):
     assert len(page.table("experiments")) == 42
     assert [float(row["mean"]["value"]) for row in page.table("results")] == pytest.approx(expected["mean"].tolist())
     assert "Retrained with the mask, 2 heads of 8: " in page.text
-    assert "There is no metrics.json, which is written last" in page.text
+    assert "There is no metrics.json" in page.text
 
 
 def test_names_that_look_like_code_stay_text(tmp_path):
@@ -496,14 +468,11 @@ def of_encoder_heads(**more):
     return ReportData(Path("a"), "comparison", kinds={4: {"encoder": 2}, 3: {"encoder": 1}}, masks=masks, **more)
 
 
-def test_heads_that_cannot_go_are_no_result():
+def test_masks_of_trained_weights_are_named():
     contents = of_encoder_heads()
-    said = "Masks of 4 of 6 heads (encoder 2). All 2 methods agree in every seed on 1 head to keep and 1 head to give up."
-    assert captions.masks(contents, 4) == said
     contents.searched_again.add(("his", 4))
-    assert captions.masks(contents, 4).endswith(
-        " The masks of his are those of trained weights; other ones were searched on the dense model."
-    )
+    caption = next(picture.caption for picture in pictures_of(contents) if picture.name == "masks_4")
+    assert caption.startswith("Masks of 4 of 6 heads (encoder 2). The masks of his are those of trained weights")
 
 
 @pytest.mark.parametrize(
@@ -522,14 +491,12 @@ def test_budgets_are_named_by_the_kind_that_they_prune(kinds, ticks, title):
     assert axes.get_xlabel() == title
 
 
-def test_the_best_result_is_that_of_models_that_were_trained_on():
-    rows = [("post hoc", 0.9), ("post hoc with means", 0.95), ("retrained", 0.7)]
-    summary = pd.DataFrame(rows, columns=["stage", "mean"]).assign(method="his", budget=4, seeds=1)
+def test_stages_with_training_come_first():
+    summary = pd.DataFrame(
+        {"stage": ["post hoc", "post hoc with means", "retrained"], "mean": 0.9, "method": "his", "budget": 4}
+    )
     contents = ReportData(Path("a"), "comparison", summary=summary, comparison=summary)
-    assert "Highest after training: his at 4 heads, retrained, with 70.00 %." in captions.results(contents)
     assert contents.stages_by_weight == ["retrained", "post hoc", "post hoc with means"]
-    contents.summary = summary[summary["stage"] != "retrained"]
-    assert "Highest: his at 4 heads, post hoc with means, with 95.00 %." in captions.results(contents)
 
 
 def test_budgets_per_kind_are_read_from_metrics(tmp_path):
@@ -561,8 +528,6 @@ def test_where_gates_stay_open_as_their_price_rises(tmp_path):
     below = found.figure.axes[1]
     assert [text.get_text() for text in below.get_xticklabels()] == ["encoder 1e-05", "encoder 0.1", "encoder 1"]
     assert [text.get_text() for text in below.texts] == ["4", "2", "1", "3", "1", "0"]
-    assert "lambda keeps 7 at " in found.caption
-    assert "(4 in encoder, 3 in cross)" in found.caption
     pd.DataFrame(rows).drop(columns="cross.0").to_csv(folder / "prices.csv", index=False)
     with pytest.raises(GateError, match="has no column 'cross"):
         read_contents(folder)
