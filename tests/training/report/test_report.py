@@ -18,7 +18,7 @@ from gates.errors import GateError
 from tests.training.report.fixture import METHODS, write_comparison, write_run, write_samples
 from training.commands.table import run_command
 from training.plotting import mask_agreement
-from training.report import captions, figures
+from training.report import captions
 from training.report.contents import Course, ReportData, Site
 from training.report.page import make_section, write_report
 from training.report.pictures import figures_for, frames_of, pictures_of, step_label
@@ -167,13 +167,6 @@ def test_the_page_needs_nothing_else(report):
     assert policy.startswith("default-src 'none'")
 
 
-def test_the_page_holds_the_verdict_the_command_the_configuration_and_the_machine(report):
-    text = Page(report).text
-    assert text.index("has the best mean at both budgets") < text.index("Source: summary.csv")
-    for part in ("python -m training compare --config configs/default.yaml", "model: {budget: 4}", "x86_64", "2.13.0"):
-        assert part in text
-
-
 def test_pictures_have_files_and_a_caption_that_labels_them(pictures, report):
     assert set(pictures) == {
         "quality_post_hoc", "quality_retrained", "masks_2", "masks_4", "kept_learned", "values", "open_heads_learned_2",
@@ -212,16 +205,6 @@ def test_the_page_opens_with_one_sentence_and_its_picture(comparison, report):
         lead < text.index(opening) < text.index("<svg") < text.rindex("<details>", 0, verdict) < verdict < text.index("<table")
     )
     assert text.count('id="fixture-figure-quality_retrained"') == 1
-
-
-def test_a_run_opens_with_what_it_kept_in_the_words_of_the_terminal(run_report):
-    text = Page(run_report).text
-    kept = (
-        "3 of 8 heads kept (learned): test accuracy 89.50 % (95 % interval 88.00 to 91.00); against the dense model -0.5 (95 %"
-    )
-    size = "900 parameters (10.0 % fewer); speed 1.25 x at batch size 1, 1.50 x at batch size 16, on CPU"
-    choice = "kept the heads of learned: refitted, accuracy on the selection split is 91.00 % (random+refit 85.00)"
-    assert text.index(kept) < text.index(choice) < text.index(size) < text.index("Verdict")
 
 
 def test_the_opening_names_our_own_method_where_another_is_best():
@@ -265,18 +248,6 @@ def test_the_strip_of_gates_begins_where_they_begin_to_move():
     assert [step_label(with_mask, at) for at in frames_of(with_mask)] == ["step 50", "step 60", "step 70", "the mask"]
 
 
-def test_kinds_of_attention_are_rows_of_one_picture_and_lines_of_another(tmp_path):
-    folder = write_comparison(tmp_path, methods=("learned", "his"), budgets=(6,), kinds=("encoder", "decoder", "cross"))
-    for name in ("scores.csv", "agreement.csv"):
-        (folder / name).unlink()
-    drawn = figures_for(folder)
-    assert set(drawn) == {"quality", "masks_6", "open_heads_learned_6", "film_learned_6"}
-    labels = [label.get_text() for label in drawn["masks_6"].axes[0].get_yticklabels()]
-    assert labels == [f"{kind} {layer}" for kind in ("encoder", "decoder", "cross") for layer in range(2)]
-    legend = drawn["open_heads_learned_6"].axes[0].get_legend()
-    assert [text.get_text() for text in legend.get_texts()] == ["encoder", "decoder", "cross"]
-
-
 def test_the_table_of_tests_says_how_they_were_made(comparison):
     """Of few seeds it has no p values at all."""
     contents = read_contents(comparison)
@@ -290,15 +261,6 @@ def test_the_table_of_tests_says_how_they_were_made(comparison):
         assert {"p", "p_holm"} <= {column.name for column in found.columns}
 
 
-def test_the_caption_of_masks_counts_what_all_methods_agree_on(comparison):
-    masks = [entry for entry in json.loads((comparison / "masks.json").read_text()) if entry["budget"] == 4]
-    stacked = np.array([entry["mask"] for entry in masks])
-    always, never = (stacked.min(0) == 1).sum(), (stacked.max(0) == 0).sum()
-    caption = captions.masks(read_contents(comparison), 4)
-    assert f"{always} head" in caption
-    assert f"and {never} head" in caption
-
-
 def test_the_caption_of_agreement_counts_every_pair_once():
     pairs = [("a", "b", 0.5), ("a", "c", 0.1), ("b", "c", 0.3)]
     both = [*pairs, *((other, one, index) for one, other, index in pairs), ("a", "a", 0.9)]
@@ -308,19 +270,6 @@ def test_the_caption_of_agreement_counts_every_pair_once():
     assert said.startswith("Masks of 3 of 8 groups. ")
     assert "Most alike are a and b (Jaccard index 0.50), least a and c (0.10)." in said
     assert "would share 0.20; 2 of 3 pairs share more." in said
-
-
-def test_where_heads_stay_is_told_by_kind_and_layer():
-    sites = (Site("encoder.0", 2), Site("encoder.1", 2), Site("cross.0", 2))
-    counts = np.array([[1, 1, 2], [0, 0.5, 1.5]])
-    said = captions.kept_by_site(sites, counts, ["4", "2"], "heads kept", "learned")
-    kept = "4 at 4 (2 in encoder, 2 in cross) and 2 at 2 (0.5 in encoder, 1.5 in cross)"
-    assert said == f"By heads kept, of 6 gates learned keeps {kept}."
-    above, below, _ = figures.kept_by_site(sites, counts, ["4", "2"], axis="heads kept", title="title").axes
-    assert [text.get_text() for text in below.get_xticklabels()] == ["4", "2"]
-    drawn = {line.get_label(): line.get_ydata().tolist() for line in above.lines}
-    assert drawn == {"encoder": [0.5, 0.125], "cross": [1, 0.75]}
-    assert [text.get_text() for text in below.texts] == ["1", "0", "1", "0.5", "2", "1.5"]
 
 
 def test_open_heads_are_counted_before_seeds_are_averaged_and_end_in_the_mask():
@@ -421,30 +370,6 @@ def test_translations_stand_side_by_side_and_stay_text(tables, tmp_path):
     assert "b" not in page.tags
 
 
-def test_translations_of_a_run_come_with_their_tests(tmp_path):
-    run = write_run(tmp_path / "run")
-    for part in ("masks.json", "scores.csv", "gates_over_time.csv", "agreement.csv"):  # of most pictures, which take the time
-        (run / part).unlink()
-    (run / "translations").mkdir()
-    systems = {f"{name}.retrained.3": [f"{name} {row}" for row in range(8)] for name in ("his", "learned", "random")}
-    systems["dense.retrained.8"] = [f"dense {row}" for row in range(8)]
-    samples = pd.DataFrame({"source": list("abcdefgh"), "reference": list("ABCDEFGH"), **systems})
-    samples.to_csv(run / "samples.tsv", index=False, sep="\t")
-    tested = [("dense.retrained", None), ("learned.retrained", 0.01), ("his.retrained", 0.2), ("random.retrained", 0.0005)]
-    rows = pd.DataFrame(tested, columns=["system", "bleu_p"]).assign(bleu=20.0, bleu_interval=1.25)
-    rows.assign(search="greedy", baseline="dense.retrained").to_csv(run / "translations" / "significance.csv", index=False)
-    metrics = json.loads((run / "metrics.json").read_text()) | {"signatures": {"bleu": "nrefs:1"}}
-    (run / "metrics.json").write_text(json.dumps(metrics))
-    assert main([str(run), "--output", str(tmp_path / "report.html")]) == 0
-    page = Page(tmp_path / "report.html")
-    assert len(page.table("samples")) == 6
-    assert page.table("samples")[2]["learned.retrained.3"]["text"] == "learned 2"
-    shown = {row["system"]["text"]: row["bleu_p"]["text"] for row in page.table("significance")}
-    assert shown == dict(zip((name for name, _ in tested), (NONE, "0.010", "0.200", "< 0.001"), strict=True))
-    assert "for this one seed. In BLEU p < 0.05 for 2 of 3 systems (greedy) after Holm's correction" in page.text
-    assert "nrefs:1" in page.text
-
-
 def test_several_directories_have_a_part_each(tables, tmp_path):
     out = tmp_path / "out" / "report.html"
     assert main([str(tables), str(tables), "--output", str(out)]) == 0
@@ -504,22 +429,6 @@ def test_heads_that_cannot_go_are_no_result():
     assert captions.masks(contents, 4).endswith(
         " The masks of his are those of trained weights; other ones were searched on the dense model."
     )
-
-
-@pytest.mark.parametrize(
-    ("kinds", "ticks", "title"),
-    [
-        ({4: {"encoder": 2}, 3: {"encoder": 1}}, ["1", "2"], "encoder heads kept (the others stay)"),
-        ({4: {"encoder": 3, "cross": 1}, 3: {"encoder": 1}}, ["3", "4"], "heads kept"),
-    ],
-)
-def test_budgets_are_named_by_the_kind_that_they_prune(kinds, ticks, title):
-    rows = [("retrained", name, budget, 0.8) for name, budget in (("dense", 6), ("his", 4), ("his", 3))]
-    summary = pd.DataFrame(rows, columns=["stage", "method", "budget", "mean"]).assign(seeds=1)
-    contents = ReportData(Path("a"), "comparison", kinds=kinds, summary=summary, comparison=summary)
-    axes = figures.quality_against_heads(contents, "retrained").axes[0]
-    assert [text.get_text() for text in axes.get_xticklabels()] == ticks
-    assert axes.get_xlabel() == title
 
 
 def test_the_best_result_is_that_of_models_that_were_trained_on():
