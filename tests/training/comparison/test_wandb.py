@@ -10,7 +10,7 @@ from wandb.proto import wandb_internal_pb2
 from tests.training.report.fixture import write_comparison
 from tests.training.test_fit import wandb_records
 from training.commands.table import run_command
-from training.comparison.wandb import charts, send_comparison, summary_of_run
+from training.comparison.wandb import send_comparison, summary_of_run
 from training.config import WandbOptions
 from training.runs.directory import RunDirectory
 
@@ -67,23 +67,6 @@ def test_a_comparison_is_a_group_with_a_run_for_every_experiment(tmp_path, monke
     assert any(key.startswith("quality/retrained") for key in keys)
     assert artifacts == {"results", "run_table"}  # the latter are W&B's own, of Tables
     assert capfd.readouterr().err == ""
-
-
-def test_nothing_is_sent_where_it_is_disabled(tmp_path):
-    folder = write_comparison(tmp_path / "cmp", methods=("his",), budgets=(4,), seeds=(0,))
-    send_comparison(RunDirectory(folder), WandbOptions(mode="disabled"), {}, "accuracy")
-    assert not list((folder / "wandb").glob("*run-*"))
-
-
-def test_the_chart_has_a_line_for_each_method_and_the_dense_model_across(tmp_path):
-    summary = pd.read_csv(write_comparison(tmp_path, methods=("learned", "his")) / "summary.csv")
-    found = dict(charts(summary, "accuracy"))
-    assert list(found) == ["post_hoc", "retrained"]
-    table = pd.DataFrame(found["retrained"].table.data, columns=found["retrained"].table.columns)
-    means = summary[summary["stage"] == "retrained"].set_index(["method", "budget"])["mean"]
-    drawn = {(row.lineKey, row.step): row.lineVal for row in table.itertuples()}
-    dense = {("dense", budget): means["dense", 8] for budget in (2, 4)}
-    assert drawn == pytest.approx(means.drop(("dense", 8)).to_dict() | dense)
 
 
 def test_the_summary_of_a_run_is_flat_and_says_what_was_lost():

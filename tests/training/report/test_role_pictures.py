@@ -90,6 +90,7 @@ def test_what_is_no_table_of_roles(tmp_path, change, message):
         read_roles(path)
 
 
+@pytest.mark.integration
 def test_roles_of_another_model_are_told(comparison, tmp_path, capsys):
     other = write_roles(tmp_path / "roles.csv", heads=2)
     arguments = [str(comparison), "--roles", str(other), "--output", str(tmp_path / "page.html")]
