@@ -7,7 +7,6 @@ import yaml
 
 from gates.errors import GateError
 from training.commands.table import run_command
-from training.config.comparison import split
 from training.config.yaml_text import DEEPEST, LONGEST, MOST, check_yaml, load_yaml, read_yaml
 
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -34,11 +33,6 @@ def test_a_configuration_beyond_all_limits_is_one_sentence(name, tmp_path, capsy
         error = capsys.readouterr().err
         assert said in error
         assert error.count("\n") == 1
-
-
-def test_a_list_of_a_comparison_has_the_same_limits():
-    with pytest.raises(GateError, match=f"more than {DEEPEST} deep"):
-        split("[" * 100 + "]" * 100)
 
 
 def test_what_is_within_the_limits_is_read(tmp_path):
