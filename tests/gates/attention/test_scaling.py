@@ -12,9 +12,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from gates.artefact import GateConfig
 from gates.attention.scaling import GatedHeads, gated_linear, multiplies_in_projection, spread_to_columns
-from gates.gating.head_gates import HeadGates
 from gates.model import get_gated_model
-from tests.models import build, inputs
 
 SHAPES = {"shared": (8,), "of each example": (2, 1, 8)}
 
@@ -190,19 +188,3 @@ def test_gates_alone_on_frozen_weights_take_two_thirds_of_the_operations_of_a_pl
             forward().backward()
         found.append(counted.get_total_flops())
     assert found[1] <= 0.70 * found[0]
-
-
-@pytest.mark.integration
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # the compiler reads it of all tensors
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_gated_forward_pass_compiles_as_one_graph(backend):
-    model, batch = build("bert").eval(), inputs("bert")
-    gates = HeadGates(model, initial_log_alpha=0.0).attach().train()
-    model(**batch)  # the first call looks whether attention passes the gates
-    found = []
-    for run in (model, torch.compile(model, backend=backend, fullgraph=True)):
-        torch.manual_seed(0)
-        gates.zero_grad()
-        run(**batch).logits.square().sum().backward()
-        found.append(gates.log_alpha.grad.clone())
-    torch.testing.assert_close(*found)
