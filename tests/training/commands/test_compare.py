@@ -88,23 +88,6 @@ def test_rows_state_what_their_predictions_give(finished):
 
 
 @pytest.mark.integration
-def test_tables_agree_with_the_rows(finished):
-    run, _ = finished
-    table, summary = pd.read_csv(run / "comparison.csv"), pd.read_csv(run / "summary.csv")
-    for row in summary.itertuples():
-        same = (table["stage"] == row.stage) & (table["method"] == row.method) & (table["budget"] == row.budget)
-        assert row.seeds == 2
-        assert row.mean == pytest.approx(table.loc[same, "test_accuracy"].mean())
-    masks = json.loads((run / "masks.json").read_text())
-    assert {(m["seed"], m["method"], m["budget"]) for m in masks} >= {(s, "learned", b) for s in (0, 1) for b in (4, 2)}
-    assert all(sum(m["mask"]) == m["budget"] for m in masks)
-    scores = pd.read_csv(run / "scores.csv")
-    assert len(scores) == 2 * 8
-    assert {"his", "ranking:learned"} <= set(scores)
-    assert (run / "verdict.md").read_text().strip()
-
-
-@pytest.mark.integration
 def test_nothing_is_trained_again(finished, again, monkeypatch):
     """A further stage trains the dense structure and the learned one from scratch. Other rows stay equal to the bit."""
     trainings, fitted = [], pl.Trainer.fit
