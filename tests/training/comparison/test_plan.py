@@ -7,9 +7,11 @@ import pandas as pd
 import pytest
 import torch
 
+from gates.attention.sites import find_attention
 from gates.errors import GateError
 from gates.gating.budget import Budget
-from tests.training.runs import make_setup, write_config
+from gates.surgery.masks import load_mask
+from tests.training.runs import make_pruner, make_setup, write_config
 from training import fit
 from training.analysis.model import setup_of
 from training.commands.table import run_command
@@ -282,6 +284,12 @@ def test_points_of_the_curve_are_of_the_kinds_that_the_run_prunes(budget, fracti
 
 
 # -- what a run leaves ------------------------------------------------------------------------------------------
+
+
+def test_mask_files_are_those_of_the_table(full_run):
+    sites = find_attention(make_pruner().backbone)
+    for method, entry in masks_of(full_run[0]).items():
+        assert load_mask(full_run[0] / "masks" / f"{method}.json", sites).tolist() == entry["mask"]
 
 
 def test_the_curve_is_post_hoc_quality_on_the_selection_split(full_run):
