@@ -18,6 +18,7 @@ def test_there_are_examples_where_users_look_first():
     assert {"gates.artefact", "gates.model", "gates.trainer"} <= set(MODULES)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", MODULES)
 def test_the_examples_run(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -95,12 +95,6 @@ def test_texts_of_another_kind_are_judged_where_they_are(machine, monkeypatch):
     assert Setup.of(line.options).data.files["test_brown"] == str(machine / "novels" / "brown.txt")
 
 
-def test_a_later_option_wins(machine, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    given = started(machine, "gpt", "--seeds", "7").stdout.splitlines()
-    assert group_of(ComparisonOptions, read("compare", given[3:]).options).all_seeds == [7]
-
-
 def test_a_fit_goes_on_once_it_has_begun(machine):
     assert started(machine, "fit").stdout.splitlines()[4:6] == ["--existing", "refuse"]
     (machine / "out" / "fit").mkdir(parents=True)
@@ -117,9 +111,3 @@ def test_what_is_not_finished_is_said(code, machine):
     done = started(machine, "fit", program="ends")
     assert done.returncode == code
     assert ("the same command goes on" in done.stdout) == (code != 2)
-
-
-def test_a_part_that_is_none_is_named(machine):
-    done = started(machine, "gtp")
-    assert done.returncode == 2
-    assert "unknown part 'gtp'" in done.stderr

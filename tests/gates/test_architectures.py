@@ -15,6 +15,7 @@ from tools.coverage import architectures as zoo
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", architectures())
 def test_an_architecture(name, subtests):
     with (ROOT / "docs" / "data" / "architectures.csv").open(encoding="utf-8", newline="") as file:

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import huggingface_hub
 import pytest
 import torch
-from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 
 from gates import artefact
@@ -67,15 +66,6 @@ def test_fields_that_are_unknown_or_ill_typed_are_refused(tmp_path, fields, mess
         GateConfig.from_json_file(tmp_path / "config.json")
     assert message in str(error.value)
     assert "config.json" in str(error.value)
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{", "\x00\xff", "[" * 100_000])
-def test_what_is_no_configuration_is_refused(tmp_path, text):
-    (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
-    with pytest.raises(GateError, match="is not a gate configuration"):
-        GateConfig.from_json_file(tmp_path / "config.json")
-    with pytest.raises(GateError, match="cannot read"):
-        GateConfig.from_json_file(tmp_path / "missing.json")
 
 
 # -- saving and loading ------------------------------------------------------------------------------------------
@@ -217,33 +207,7 @@ def test_gates_of_other_settings_are_refused(tmp_path):
         trained(family="clamped-linear").load_gates_(tmp_path)
 
 
-def test_the_name_of_the_base_model_may_be_corrected(tmp_path):
-    trained(base_model="old/name").save_pretrained(tmp_path)
-    path = tmp_path / "gate_config.json"
-    path.write_text(path.read_text().replace("old/name", "new/name"))
-    assert GatedModel.from_pretrained(build("bert"), tmp_path).gate_config.base_model == "new/name"
-
-
 # -- the model card ----------------------------------------------------------------------------------------------
-
-
-def test_the_card_says_what_is_open(tmp_path):
-    gated = trained("llama", unit="group", base_model="someone/model").set_mask_(torch.tensor([1.0, 0, 1, 1]))
-    gated.save_pretrained(tmp_path)
-    text = (tmp_path / "README.md").read_text()
-    assert "base_model: someone/model\n" in text
-    assert "# Gates of 8 attention heads, 6 open" in text
-    assert "| decoder.0 | 4 | 2 |" in text
-    assert "| decoder.1 | 4 | 4 |" in text
-
-
-def test_a_hostile_name_stays_a_name(tmp_path):
-    name = 'x`\n---\n```python\nimport os; os.system("echo")\n```\n'
-    trained(base_model=name).save_pretrained(tmp_path)
-    text = (tmp_path / "README.md").read_text()
-    assert text.count("```") == 2
-    assert text.count("---\n") == 2
-    assert "base_model:" not in text
 
 
 # -- the hub -----------------------------------------------------------------------------------------------------
@@ -289,16 +253,3 @@ def test_a_name_that_is_no_folder_is_fetched_from_the_hub(tmp_path, monkeypatch)
     assert torch.equal(again.gates.log_alpha, gated.gates.log_alpha)
     assert {name for _, name, _ in asked} == {"gates.safetensors", "gate_config.json"}
     assert all((repo, more) == ("someone/gates", {"revision": "main"}) for repo, _, more in asked)
-
-
-def test_a_name_that_is_nowhere_is_refused(monkeypatch, tmp_path):
-    def offline(repo_id, filename, **more):
-        raise LocalEntryNotFoundError("cannot reach the hub\nand much more")
-
-    model = build("bert")
-    with pytest.raises(GateError, match="no local folder"):
-        GatedModel.from_pretrained(model, tmp_path / "missing")  # no name that a hub could have
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", offline)
-    with pytest.raises(GateError, match=r"'someone/gates'.*\(cannot reach the hub\)$"):
-        GatedModel.from_pretrained(model, "someone/gates")
-    assert is_untouched(model)

@@ -77,19 +77,6 @@ def test_parameters_state_and_mode_cover_model_and_gates():
     assert torch.equal(logits(other, inputs("bert")), logits(gated.eval(), inputs("bert")))
 
 
-def test_a_copy_is_independent():
-    gated, batch = gated_model("bert"), inputs("bert")
-    before = logits(gated, batch)
-    twin = copy.deepcopy(gated)
-    with torch.no_grad():
-        twin.gates.log_alpha.fill_(-5.0)
-    assert not torch.allclose(logits(twin, batch), before)
-    assert torch.equal(logits(gated, batch), before)
-    twin.unload()
-    assert gated.gates.is_attached
-    assert torch.equal(logits(gated, batch), before)
-
-
 def test_disabled_gates_and_back():
     gated, batch = gated_model("bert", training=False), inputs("bert")
     expected, closed = logits(build("bert"), batch), logits(gated, batch)
@@ -113,15 +100,6 @@ def test_the_penalty_is_the_price_of_the_expectation():
     prices = torch.tensor([0.0, 1.0, 2.0, 3.0])
     gated.penalty(prices).backward()
     torch.testing.assert_close(gated.gates.log_alpha.grad, prices * probability * (1 - probability))
-
-
-def test_parameter_groups_are_all_that_is_trainable():
-    gated = gated_model("bert")
-    frozen = next(gated.base_model.parameters()).requires_grad_(False)
-    backbone, gates = gated.parameter_groups(1e-5, 0.1)
-    assert (backbone["lr"], gates["lr"], gates["weight_decay"]) == (1e-5, 0.1, 0.0)
-    assert [id(p) for p in gates["params"]] == [id(gated.gates.log_alpha)]
-    assert {id(p) for p in backbone["params"]} == {id(p) for p in gated.base_model.parameters() if p is not frozen}
 
 
 # -- masks -------------------------------------------------------------------------------------------------------
@@ -420,13 +398,6 @@ def test_a_module_of_ones_own_is_not_exported_and_stays_gated():
         gated.save_pruned("unused")
     assert gated.gates.is_attached
     assert torch.equal(gated(WRAPPED_IDS), expected)
-
-
-def test_attention_of_several_models_or_of_none_is_refused_before_training():
-    two = torch.nn.ModuleList([Wrapper(), Wrapper()])
-    with pytest.raises(GateError, match="is not all in one Transformers model"):
-        get_gated_model(two)
-    assert not any(module._forward_pre_hooks for module in two.modules())
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, GateError])

@@ -1,7 +1,6 @@
 """Models with layers that lost all heads, where others look at them: recorded attentions, adapters, continuous batching."""
 
 import copy
-import pickle
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from torch import nn
 from gates.attention.sites import find_attention
 from gates.export.checkpoint import load_pruned, own_auto_class, save_pruned
 from gates.gating.head_gates import HeadGates
-from gates.modeling_pruned import Bias, Headless
+from gates.modeling_pruned import Bias
 from gates.surgery.remove import remove_heads_, zero_heads_
 from tests.gates.chosen import architectures
 from tests.models import build as build_family
@@ -76,23 +75,6 @@ def test_attentions_grow_with_the_cache():
     for empty, full in steps:
         assert empty.shape[1] == 0
         assert empty.shape[2:] == full.shape[2:]
-
-
-def test_other_attention_implementations_record_nothing():
-    model, batch = build_family("llama"), family_inputs("llama")
-    model.set_attn_implementation("sdpa")
-    pruned = remove_heads_(copy.deepcopy(model), torch.tensor([0.0, 0, 0, 0, 1, 1, 1, 1]))
-    assert len(pruned(**batch, output_attentions=True).attentions) == len(model(**batch, output_attentions=True).attentions)
-
-
-@pytest.mark.parametrize("name", ["bert", "llama", "bart"])
-def test_a_model_with_a_layer_without_heads_can_be_pickled(name):
-    model = build_family(name)
-    pruned = remove_heads_(model, half_of_the_layers(model))
-    again = pickle.loads(pickle.dumps(pruned))
-    assert any(isinstance(module, Headless) for module in again.modules())
-    with torch.no_grad():
-        assert torch.equal(again(**family_inputs(name))[0], pruned(**family_inputs(name))[0])
 
 
 def test_a_bias_is_a_linear_layer_of_no_features(tmp_path):

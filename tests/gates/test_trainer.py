@@ -43,6 +43,7 @@ def arguments(directory, **more):
     return t.TrainingArguments(**{**defaults, **more})
 
 
+@pytest.mark.integration
 def test_trainer_learns_the_task_while_heads_close(tmp_path):
     gated = gated_bert()
     more = {"max_steps": 150, "per_device_train_batch_size": 32, "learning_rate": 3e-3, "logging_steps": 10}
@@ -241,49 +242,6 @@ def test_each_training_has_a_new_model(tmp_path):
         GatedTrainer(args=arguments(tmp_path), model_init=lambda: gated_bert().unload())
 
 
-def test_a_hyperparameter_search_has_a_gated_model_for_each_trial(tmp_path):
-    optuna = pytest.importorskip("optuna")
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    kept = []
-
-    def model_init(trial):
-        return gated_bert(budget=3 if trial is None else trial.suggest_int("heads", 2, 5))
-
-    def objective(metrics):
-        kept.append(int(trainer.model.mask().sum()))
-        return metrics["eval_loss"]
-
-    trainer = GatedTrainer(
-        args=arguments(tmp_path), model_init=model_init, train_dataset=examples(32), eval_dataset=examples(8)
-    )
-    best = trainer.hyperparameter_search(
-        lambda trial: {"learning_rate": trial.suggest_float("learning_rate", 1e-4, 1e-2)},
-        n_trials=3,
-        backend="optuna",
-        compute_objective=objective,
-        study_name="of a test",
-    )
-    assert len(kept) == 3
-    assert all(2 <= count <= 5 for count in kept)
-    assert best.hyperparameters["heads"] in kept
-    with pytest.raises(GateError, match="names 'price', which is no field of TrainingArguments"):
-        trainer.hyperparameter_search(lambda trial: {"price": 0.1}, n_trials=1, backend="optuna")
-
-
-def test_the_price_rises_over_its_warm_up(tmp_path):
-    callback = Gradients()
-    callback.trainer = GatedTrainer(
-        gated_bert(),
-        arguments(tmp_path, max_steps=8),
-        train_dataset=examples(64),
-        callbacks=[callback],
-        price=2.0,
-        price_ramp=0.5,
-    )
-    callback.trainer.train()
-    assert callback.prices == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.0, 2.0, 2.0, 2.0])
-
-
 def test_a_fixed_mask_has_no_price(tmp_path):
     gated, batch = gated_bert(), examples(8)
     gated.set_mask_(torch.tensor([1.0, 0, 0, 0, 1, 1, 0, 0]))
@@ -410,31 +368,6 @@ def test_columns_the_model_does_not_take_are_dropped_and_labels_are_found(tmp_pa
     assert predictions.label_ids.tolist() == [row["labels"] for row in rows]
 
 
-def test_it_mixes_with_other_trainers(tmp_path):
-    class GatedSeq2SeqTrainer(GatedTrainer, t.Seq2SeqTrainer):
-        pass
-
-    torch.manual_seed(0)
-    config = t.BartConfig(
-        d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4,
-        encoder_ffn_dim=40, decoder_ffn_dim=40, vocab_size=20, max_position_embeddings=16, pad_token_id=0,
-        decoder_start_token_id=1, bos_token_id=1, eos_token_id=2, forced_eos_token_id=None, init_std=0.3,
-    )  # fmt: skip
-    gated = get_gated_model(t.BartForConditionalGeneration(config))
-    rows = [{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in examples(16)]
-    settings = t.Seq2SeqTrainingArguments(
-        output_dir=str(tmp_path), max_steps=2, per_device_train_batch_size=8, save_strategy="no", report_to="none",
-        disable_tqdm=True, use_cpu=True, predict_with_generate=True, generation_max_length=6,
-    )  # fmt: skip
-    trainer = GatedSeq2SeqTrainer(gated, settings, train_dataset=rows, eval_dataset=rows[:4])
-    trainer.train()
-    predictions = trainer.predict(rows[:4]).predictions
-    ids = torch.stack([row["input_ids"] for row in rows[:4]])
-    expected = gated.eval().generate(ids, attention_mask=torch.ones_like(ids), max_length=6)
-    assert predictions[:, :6].tolist() == expected.tolist()  # Trainer pads them further
-    assert len(set(expected.flatten().tolist())) > 3
-
-
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -450,15 +383,6 @@ def test_it_mixes_with_other_trainers(tmp_path):
 def test_what_does_not_fit_is_refused(tmp_path, more, message):
     with pytest.raises(GateError, match=message):
         GatedTrainer(gated_bert(), arguments(tmp_path), train_dataset=examples(8), **more)
-
-
-def test_an_ungated_model_and_data_parallel_are_refused(tmp_path):
-    with pytest.raises(GateError, match="expected a GatedModel"):
-        GatedTrainer(gated_bert().unload(), arguments(tmp_path))
-    settings = arguments(tmp_path)
-    settings._n_gpu = 2
-    with pytest.raises(GateError, match="torchrun"):
-        GatedTrainer(gated_bert(), settings)
 
 
 PROCESS = """
@@ -560,19 +484,6 @@ def test_a_run_with_a_budget_resumes(tmp_path):
         if step == 4:
             assert torch.equal(again.mask(), whole.mask())
         torch.testing.assert_close(again.gates.log_alpha, whole.gates.log_alpha, atol=1e-6, rtol=0)
-
-
-def test_a_top_k_family_goes_its_whole_way(tmp_path):
-    gated, found = gated_bert(family="straight-through-top-k", budget=2), []
-
-    class Open(t.TrainerCallback):
-        def on_step_begin(self, args, state, control, model, **kwargs):
-            found.append(model.gates.learned.current_budget().total)
-
-    GatedTrainer(gated, arguments(tmp_path), train_dataset=examples(64), callbacks=[Open()], retrain=0.0).train()
-    assert (found[0], found[-1]) == (8, 2)
-    assert found == sorted(found, reverse=True)
-    assert int(gated.mask().sum()) == 2
 
 
 def test_the_budget_has_the_same_price_however_strongly_weights_are_clipped(tmp_path):

@@ -4,11 +4,9 @@ import sys
 
 import pytest
 
-from gates.attention.sites import find_attention
-from gates.export.checkpoint import load_pruned
 from tools.coverage import architectures as zoo
 from tools.deployment import __main__ as deployment
-from tools.deployment import cells, routes, runtimes, speed, vllm
+from tools.deployment import routes, runtimes, vllm
 from tools.deployment.in_vllm import heads_by_layer
 
 OWN = ("Laguna", "Gemma4")
@@ -87,14 +85,6 @@ def test_runtimes(pruned, name):
             assert cell.startswith(("yes", "not tried: torchao"))
 
 
-def test_missing_packages_and_errors_are_shown():
-    def fail():
-        raise RuntimeError("it does not run\nat all")
-
-    assert cells.cell(fail, "no_such_package", "torch") == "not tried: no_such_package not installed"
-    assert cells.cell(fail) == "no: RuntimeError: it does not run"
-
-
 def test_vllm_in_another_interpreter(tmp_path, monkeypatch):
     (tmp_path / "vllm.py").write_text(VLLM)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -112,25 +102,6 @@ def test_vllm_in_another_interpreter(tmp_path, monkeypatch):
     assert dies == {"error": "its process ended with exit code 7"}
     assert vllm.ask("/bin/false", [job]) == [{"error": "not tried: it ended with exit code 1"}]
     assert list(heads_by_layer({"10.x": {"heads": 3, "kv_heads": 1}})["per_layer_config"]) == [10]
-
-
-@pytest.mark.nightly
-def test_speed(tmp_path, monkeypatch):
-    """Medians of calls in turn by a clock that only the writers move; a writer that fails is not called again."""
-    heads = {name: [site.heads for site in find_attention(load_pruned(one))] for name, one in speed.exports(tmp_path).items()}
-    assert heads == {"dense": [16] * 8, "pruned": list(speed.KEPT), "padded": [8] * 8}
-    clock, called, seconds = [0.0], [], {"a": iter([99, 1, 2, 9, 2, 2]), "b": iter([99, 4, 4, 1, 4, 4])}
-
-    def write(name, ids, new):
-        called.append(name)
-        clock[0] += next(seconds[name])
-
-    writers = {name: lambda ids, new, name=name: write(name, ids, new) for name in seconds}
-    monkeypatch.setattr(speed.time, "perf_counter", lambda: clock[0])
-    writers |= {"c": lambda ids, new: called.append("c") or 1 / 0, "d": "no: it did not load"}
-    found = {"a": "64", "b": "32", "c": "no: ZeroDivisionError: division by zero", "d": "no: it did not load"}
-    assert speed.measure(writers, 2) == found
-    assert called == ["c", *"baabbaabbaab"]
 
 
 def test_the_page_has_the_counts_of_its_data(tmp_path, monkeypatch):

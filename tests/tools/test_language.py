@@ -1,10 +1,8 @@
 """Small texts with known faults."""
 
-from pathlib import Path
-
 import pytest
 
-from tools.language import examine, main
+from tools.language import examine
 
 MODULE = '''
 """Rows of a table."""
@@ -97,19 +95,3 @@ def test_a_sentence_ends_at_its_list_item_or_argument(tmp_path):
     assert rules(path) == []
     path.write_text(f"{words}\n{words}\n")
     assert rules(path) == [(1, "over 25 words")]
-
-
-def test_the_table_has_a_line_for_each_rule(tmp_path, capsys):
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "page.md").write_text("Nobody was told. Nobody!\n")
-    main([str(tmp_path), "--list"])
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].endswith("a/page.md:1: told: Nobody was told. Nobody!")
-    assert [line.split() for line in lines[-4:]] == [[str(tmp_path)], ["nobody", "4"], ["told", "2"], ["all", "6"]]
-
-
-def test_a_missing_path_is_an_error(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main([str(Path("nowhere"))])
-    assert "nowhere does not exist" in capsys.readouterr().err

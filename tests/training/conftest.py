@@ -10,6 +10,14 @@ from training.commands.table import run_command
 from training.comparison.methods import RIVALS
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """What reads a shared run is an integration test: the run is made for it."""
+    for item in items:
+        if {"full_run", "compared"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.integration)
+
+
 @pytest.fixture(scope="session")
 def full_run(tmp_path_factory):
     """One full run, compared, exported and logged to W&B offline; what it said."""

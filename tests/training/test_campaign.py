@@ -5,24 +5,17 @@ import gzip
 import io
 import json
 import shutil
-from dataclasses import fields, is_dataclass
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
-import yaml
 
 from gates import load_pruned
 from tests.training.campaign import LONGEST, TIMES, chances, files_of, held, in_a_process
 from tests.training.faults import ANY, GONE, JSON, TEXT, damages
 from tests.training.runs import write_config
-from training.commands.report import damaged_runs_refused
 from training.commands.table import run_command
-from training.config import ComparisonOptions, Setup, group_of
-from training.config.yaml_text import read_yaml
 from training.data.files import read_table
-from training.report.reading import read_contents
 
 pytestmark = pytest.mark.nightly
 MEASURED = ["seconds", "peak_memory_mb"]
@@ -96,48 +89,6 @@ def hold_damaged(judge, folder, patterns, work, right, *, optional=()):
 # -- damaged files of a run, and the commands that read them ------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("more", "files"), [(["--metric", "test_accuracy"], ["metrics.json", "comparison.csv"]), (["--verdict"], ["verdict.md"])]
-)
-def test_summaries_of_damaged_tables(more, files, run, judge):
-    def work():
-        return run_command("summary", [str(run), *more])
-
-    expected = held(work).out
-    hold_damaged(judge, run, files, work, lambda ended, _: ended.out == expected)
-
-
-def plain(value):
-    """Return what a report is drawn from in a form that compares."""
-    if is_dataclass(value):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value) if field.name != "path"}
-    if isinstance(value, pd.DataFrame | pd.Series):
-        return value.to_csv()
-    if isinstance(value, dict):
-        return {str(key): plain(part) for key, part in value.items()}
-    if isinstance(value, list | tuple | set | np.ndarray):
-        return [plain(part) for part in value]
-    return repr(value)
-
-
-def test_reports_of_damaged_tables(run, judge):
-    """A missing optional file is named on the page."""
-    files = ["metrics.json", "masks.json", "sites.json", "agreement.csv", "comparison.csv", "scores.csv", "summary.csv",
-             "statistics.csv", "curve.csv", "gates_over_time.csv", "metrics.csv", "verdict.md", "config.yaml"]  # fmt: skip
-    found = {}
-
-    def read():
-        with damaged_runs_refused([str(run)]):
-            found["contents"] = read_contents(run)
-
-    def right(ended, damage):
-        return plain(found["contents"]) == expected or (damage == GONE and found["contents"].missing)
-
-    read()
-    expected = plain(found["contents"])
-    hold_damaged(judge, run, files, read, right, optional=("metrics.csv", "verdict.md"))
-
-
 OF_RANKING = ["export/config.json", "export/tokenizer.json", "scores.csv", "checkpoints/final.ckpt"]
 AS_IT_WAS = ["masks/learned.json", "metrics.json", "export/mask.json", "export/tokenizer_config.json"]
 EXPORT, ANALYZE = ["export", "--format", "masked", "--output"], ["analyze", "--experiments", "ablate", "--run_dir"]
@@ -204,95 +155,6 @@ def test_pruned_models_with_damaged_files(name, run, judge):
             judge, folder, [name], lambda: found.update(model=load_pruned(folder)),
             lambda *_: torch.equal(found["model"].eval()(input_ids=ids).logits, expected),
         )  # fmt: skip
-
-
-def test_damaged_configurations(run, judge):
-    """A person writes them, so another digit is another value."""
-    path, found = run / "config.yaml", {}
-
-    def read():
-        try:
-            found["content"] = read_yaml(path, "the configuration")
-        except yaml.YAMLError as error:  # the callers make a sentence of it
-            raise SystemExit(0) from error
-
-    def right(*_):
-        return "content" not in found or found.pop("content") == yaml.safe_load(path.read_text())
-
-    hold_damaged(judge, run, ["config.yaml"], read, right)
-
-
-# -- odd command lines --------------------------------------------------------------------------------------------
-
-LINES = {
-    "fit": ["--config", "default.yaml", "--model.budget", "8", "--seed", "3", "--data.batch_size", "16", "--save_every", "50",
-            "--model.learning_rate", "0.001", "--trainer.log_every_n_steps", "5"],
-    "compare": ["--config", "default.yaml", "--methods", "learned,his", "--budgets", "8", "--seeds", "0,1", "--seed", "3"],
-    "report": ["runs/a", "--output", "out.html"],
-    "summary": ["runs/a", "--metric", "test_accuracy", "--stage", "post hoc"],
-    "analyze": ["runs/a", "--experiments", "ablate", "--run_dir", "out"],
-    "sweep": ["sweep.yaml", "--trials", "4", "--jobs", "2", "--seed", "1"],
-    "export": ["runs/a", "--format", "masked", "--output", "out", "--length", "64"],
-    "convert": ["old", "--output", "out"],
-    "translate": ["a", "b", "--source", "x.txt", "--beams", "4", "--batch_size", "8", "--length_penalty", "1.0"],
-}  # fmt: skip
-NO_NUMBERS = ["\uff13", "x", "", "nan", "inf", "-inf", "1e999", "[", "{a", "3 4", "3,4", "x3", "\u00b2", "0x1g", "3\n4"]
-ODD = ["", " ", "-", "--", "null", "[]", "{}", "\x00", "\udce9", "x" * 5000, "../../x", "*a", "&a [*a]",
-       "!!python/name:os.system", "[" * 3000,
-       "true", "1e-320", "-1", "0", "99999999999999999999", "~", "#", "\u202e", "%s", "$(ls)"]  # fmt: skip
-
-
-def misspelt(name, draw):
-    place = draw.randrange(3, len(name) - 1)
-    return draw.choice(
-        [
-            name[:place] + name[place + 1 :],
-            name[:place] + draw.choice("qxz") + name[place:],
-            name[: draw.randrange(max(3, len(name) - 4), len(name))],
-        ]
-    )
-
-
-def odd_line(command, draw, number):
-    """Return a line, and whether it has to be refused."""
-    line = list(LINES[command])
-    options = [place for place, part in enumerate(line) if part.startswith("--")]
-    numbers = [place + 1 for place in options if line[place + 1 : place + 2] and line[place + 1].replace(".", "").isdigit()]
-    kind = number % 5
-    if kind == 0:
-        place = draw.choice(options)
-        line[place] = misspelt(line[place], draw)
-        return line, line[place] not in LINES[command]
-    if kind == 1 and numbers:
-        line[draw.choice(numbers)] = draw.choice(NO_NUMBERS)
-        return line, True
-    if kind == 2:
-        line[draw.randrange(len(line))] = draw.choice(ODD)
-    elif kind == 3:
-        del line[draw.randrange(len(line))]
-    elif draw.random() < 0.5:
-        draw.shuffle(line)
-    else:
-        line.insert(draw.randrange(len(line)), draw.choice(ODD))
-    return line, False
-
-
-@pytest.mark.parametrize("command", LINES)
-def test_odd_lines(command, judge, monkeypatch, tmp_path):
-    """Lines are read and their values checked; no work is done."""
-
-    def check(name, line):
-        if command in ("fit", "compare"):
-            Setup.of(line.options)
-        if command == "compare":
-            group_of(ComparisonOptions, line.options)
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("training.commands.table.work_on", check)
-    assert held(lambda: run_command(command, LINES[command])).code == 0
-    for number in range(20 * TIMES):
-        line, refused = odd_line(command, chances("line", command, number), number)
-        judge(f"{line!r:.400}", held(lambda: run_command(command, line)), lambda: not refused)  # noqa: B023
 
 
 # -- data files ---------------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import pytest
 from gates.errors import GateError
 from tests.training.runs import make_pruner
 from training.cli.command_line import COMPARISON_GROUPS, GROUPS
-from training.commands.table import read
 from training.config import (
     LARGEST_SEED,
     Distillation,
@@ -20,7 +19,6 @@ from training.config import (
     PrunerOptions,
     RunOptions,
     ScratchTraining,
-    Setup,
     Source,
     WeightsKept,
 )
@@ -161,13 +159,6 @@ def test_no_option_takes_what_its_type_would_let_pass(group, prefix):
                 with pytest.raises(GateError, match=f"--{prefix}{name} "):
                     check_values(group, {name: value}, prefix)
     check_values(group, {field.name: field.default for field in fields(group) if field.default is not MISSING}, prefix)
-
-
-@pytest.mark.parametrize("text", ["model: {temperature: null}", "data: {class_path: Synthetic, init_args: {batch_size: null}}"])
-def test_nothing_in_a_configuration_is_refused_where_something_is_needed(text, tmp_path):
-    (tmp_path / "my.yaml").write_text(text)
-    with pytest.raises(GateError, match="null"):
-        Setup.of(read("fit", ["--config", "default.yaml", "--config", str(tmp_path / "my.yaml")]).options)
 
 
 @pytest.mark.parametrize(

@@ -119,17 +119,6 @@ def test_scores_and_rankings_agree_with_the_masks(full_run):
     assert scores["ranking:learned"].tolist() == pytest.approx(final["gates.learned.log_alpha"].tolist())
 
 
-def test_the_gates_over_time_are_those_of_the_prune_phase(full_run):
-    course = pd.read_csv(full_run[0] / "gates_over_time.csv")
-    assert course.columns[:6].tolist() == ["seed", "method", "budget", "step", "expected", "price"]
-    assert course["step"].between(17, 32).all()
-    assert course["step"].iloc[-1] == 32
-    gates = course.iloc[:, 6:].astype(float)
-    assert gates.shape[1] == 8
-    assert gates.stack().between(0, 1).all()
-    assert gates.iloc[-1].sum() < 3.5 < 6 < gates.iloc[0].sum()
-
-
 @pytest.mark.integration
 def test_the_export_reproduces_the_logged_test_accuracy_without_this_project(full_run, tmp_path):
     run, _ = full_run
@@ -143,30 +132,6 @@ def test_the_export_reproduces_the_logged_test_accuracy_without_this_project(ful
     assert done.returncode == 0, done.stderr[-2000:]
     logged = json.loads((run / "metrics.json").read_text())["run"]["result"]["test_accuracy"]
     assert float(done.stdout) == pytest.approx(logged, abs=1e-6)
-
-
-def test_what_was_logged_at_each_step(full_run):
-    run, _ = full_run
-    log = pd.read_csv(run / "metrics.csv")
-    expected = {"train/task_loss", "train/penalty", "heads/open", "heads/expected", "heads/target", "heads/open/encoder"}
-    assert set(log.columns) >= expected | {"heads/open/encoder.0", "heads/open/encoder.1", "select/accuracy"}
-    counts = log.dropna(subset=["heads/open"])
-    assert counts["heads/open"].iloc[0] == 8
-    assert counts["heads/open"].iloc[-1] == 3
-    assert (counts["heads/open"] == counts["heads/open/encoder.0"] + counts["heads/open/encoder.1"]).all()
-    assert log["select/accuracy"].notna().sum() == 3  # once per epoch
-
-
-def test_the_target_that_is_logged_is_that_of_the_step(full_run):
-    """The price holds the expected number of heads to the target of its own step, in the last one that prunes too."""
-    log = pd.read_csv(full_run[0] / "metrics.csv").dropna(subset=["heads/target"])
-    done = log["step"] + 1
-    pruned = log[(done > 16) & (done <= 32)]
-    assert len(pruned) == 8
-    np.testing.assert_allclose(pruned["heads/target"], pruned["heads/expected"], atol=1e-3)
-    assert pruned["heads/target"].iloc[-1] == pruned["heads/target"].min() == pytest.approx(3, abs=0.2)
-    assert (pruned["heads/target"].diff().dropna() <= 0).all()
-    assert log[done <= 16]["heads/target"].nunique() == 1
 
 
 def wandb_records(log: bytes) -> list[bytes]:
@@ -213,14 +178,6 @@ def test_the_offline_wandb_run_holds_metrics_table_and_pictures(full_run):
         "post_hoc/test/accuracy/his", "select/accuracy", "heads/kept", "heads/all", "heads/kept/encoder.0", "cost/seconds",
     }  # fmt: skip
     assert artifacts == {"model", "masks", "results", "run_table"}  # the last are W&B's own, of Tables
-
-
-def test_the_final_table_and_paths_are_printed(full_run):
-    _, done = full_run
-    for part in ("3 of 8 heads kept", "entropy(keep=high)", "comparison.csv", "export", "wandb sync"):
-        assert part in done.stdout
-    assert "Traceback" not in done.stderr
-    assert "Warning" not in done.stderr
 
 
 @pytest.mark.integration
@@ -382,9 +339,6 @@ def test_two_processes_equal_one(tmp_path):
 def text_file(folder: Path, name: str, text: str) -> str:
     (folder / name).write_text(text)
     return str(folder / name)
-
-
-GOOD = "sentence\tlabel\n" + "the fox\t0\nthe king\t1\n" * 10
 
 
 HUB = ["--model.from_scratch", "null", "--model.backbone"]

@@ -14,7 +14,7 @@ from gates.surgery.masks import load_mask
 from tests.training.runs import write_config
 from training.fit import main
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("undrawn")]
 SMALL = ["--data.train_rows", "64", "--data.select_rows", "32", "--data.test_rows", "32", "--data.score_rows", "32",
          "--curve", "[]"]  # fmt: skip
 STACKS = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4, "decoder_attention_heads": 4,

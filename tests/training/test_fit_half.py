@@ -24,7 +24,7 @@ from training.tasks.causal_lm import CausalLM
 from training.tasks.classification import ImageClassification
 from training.tasks.loading import load_pretrained
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("undrawn")]
 ALONE = {"finetune": 0.0, "prune": 1.0, "retrain": 0.0, "budget": 3}
 
 

@@ -14,7 +14,7 @@ from tests.training.data.test_images import VIT, write_images
 from training.__main__ import main as command
 from training.fit import main
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("undrawn")]
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +48,6 @@ def test_the_export_has_its_processor_and_says_the_same_in_plain_transformers(ru
     pixels = torch.rand(2, 3, 8, 8)
     with torch.no_grad():
         torch.testing.assert_close(plain(pixels).logits, own(pixels).logits)
-
-
-def test_other_forms_have_the_processor_too(run, tmp_path):
-    assert command(["export", str(run), "--format", "masked", "--output", str(tmp_path / "masked")]) == 0
-    assert AutoImageProcessor.from_pretrained(tmp_path / "masked").size["height"] == 8
 
 
 def test_roles_of_words_are_refused(run, capsys):

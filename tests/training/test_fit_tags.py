@@ -15,7 +15,7 @@ from training.fit import main
 from training.tasks import TokenClassification
 from training.tasks.token_classification import entity_counts, entity_f1
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("undrawn")]
 MODEL = {"model_type": "bert", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
 
 

@@ -10,20 +10,17 @@ from functools import partial
 import pandas as pd
 import pytest
 import torch
-from scipy.stats import hypergeom
 from transformers import AutoTokenizer
 
-from tests.models import build
 from tests.training.runs import run_fit
 from tests.training.translation_runs import make_data, write_config
 from training.commands.table import run_command
-from training.commands.translate import system_names
 from training.comparison.tables import read_texts
 from training.fit import main
 from training.report.pictures import pictures_of
 from training.report.reading import read_contents
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("undrawn")]
 export = partial(run_command, "export")
 translate = partial(run_command, "translate")
 
@@ -84,17 +81,6 @@ def test_methods_are_compared_in_bleu_at_equal_steps(run):
     assert scratch["steps"] == round(retrained.loc["learned", "steps"] * 3 / 2) + retrained.loc["learned", "steps"] / 2
 
 
-def test_masks_are_compared_with_random_ones_of_their_kinds(run):
-    """Encoder heads are chosen, 3 of 8 each; the 8 of the decoder are in every mask."""
-    chance = sum(hypergeom.pmf(i, 8, 3, 3) * (8 + i) / (8 + 6 - i) for i in range(4))
-    agreement = read_contents(run).agreement
-    alone = agreement["method"] == agreement["other"]  # compared between seeds, of which a run has one
-    assert agreement.loc[alone, "chance_jaccard"].isna().all()
-    agreement = agreement[~alone]
-    assert len(agreement) > 0
-    assert agreement["chance_jaccard"].tolist() == pytest.approx([chance] * len(agreement))
-
-
 def test_the_budget_is_of_encoder_heads_and_the_decoder_has_not_moved(run):
     metrics = json.loads((run / "metrics.json").read_text())
     kept = metrics["run"]["by_site"]
@@ -145,22 +131,6 @@ def test_systems_are_translated_and_compared_by_a_command(run, tmp_path, capsys)
     capsys.readouterr()
 
 
-def test_a_run_goes_on_from_its_checkpoint_to_the_same_end(tmp_path):
-    files = {"source": "the old dog\n" * 30 + "a cat sees the dog\n" * 30, "target": "der alte Hund\n" * 30 + "Katze\n" * 30}
-    for side, text in files.items():
-        (tmp_path / side).write_text(text)
-    names = [f"--data.{split}_{side}={tmp_path / side}" for split in ("train", "select", "test") for side in files]
-    common = [
-        "--data", "ParallelText", *names, "--data.vocab_size=40", "--data.batch_tokens=64", "--data.max_length=20",
-        "--data.subwords=unigram", "--save_every=3", "--average_last=3", "--average_every=1",
-    ]  # fmt: skip
-    assert fit(tmp_path, *common, run_dir="whole") == 0
-    dense = str(tmp_path / "whole" / "checkpoints" / "dense.ckpt")
-    assert fit(tmp_path, *common, "--ckpt_path", dense, run_dir="resumed") == 0
-    ends = [weights(tmp_path / name, "final") for name in ("whole", "resumed")]
-    torch.testing.assert_close(*ends, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -179,24 +149,6 @@ def test_settings_that_make_no_sense_are_one_sentence(arguments, said, tmp_path,
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        (["--device", "nonsense"], "--device 'nonsense' cannot be used here"),
-        (["--target_language", "de_DE"], "does not know the language 'de_DE'"),
-    ],
-)
-def test_settings_that_a_system_cannot_have_are_one_sentence(more, said, run, tmp_path, capsys):
-    (tmp_path / "source.txt").write_text("king\n")
-    assert translate([str(run), "--source", str(tmp_path / "source.txt"), *more]) == 2
-    assert said in capsys.readouterr().err
-
-
-def test_systems_have_the_shortest_names_that_tell_them_apart():
-    assert system_names(["runs/dense/export", "runs/mine"]) == {"dense": "runs/dense/export", "mine": "runs/mine"}
-    assert list(system_names(["runs/mine/export", "runs/mine"])) == ["runs/mine/export", "runs/mine"]
-
-
 def test_sources_and_translations_as_long_as_the_model_has_positions(run, tmp_path, capsys):
     (tmp_path / "source.txt").write_text("the " * 40 + "\n")  # with the end token the model's 41 positions
     common = [str(run), "--source", str(tmp_path / "source.txt"), "--beams", "1"]
@@ -205,38 +157,6 @@ def test_sources_and_translations_as_long_as_the_model_has_positions(run, tmp_pa
     capsys.readouterr()
     assert translate(common) == 2
     assert "has 42 tokens, more than the 41 positions" in capsys.readouterr().err
-
-
-def test_a_model_that_cannot_translate_is_named_before_its_tokenizer(tmp_path, capsys):
-    build("gpt2").save_pretrained(tmp_path / "model")  # and there is no tokenizer
-    assert fit(tmp_path, "--model.from_scratch", "null", "--model.backbone", str(tmp_path / "model")) == 2
-    assert "is a gpt2 model, which has no encoder and decoder" in capsys.readouterr().err
-
-
-def test_a_backbone_with_too_few_positions_is_refused_before_training(run, tmp_path, capsys):
-    start = ["--model.from_scratch", "null", "--model.backbone", str(run / "export"), "--model.finetune", "0"]
-    assert fit(tmp_path, *start, "--data.max_length", "42") == 2
-    assert "has 41 positions; set --data.max_length 41" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_part_of_the_test_split_is_not_kept_as_translations(tmp_path, capsys):
-    lengths = ["--model.prune", "0.2", "--model.finetune", "0.2", "--model.retrain", "0.2"]
-    part = ["--trainer.limit_test_batches", "1", "--data.eval_batch_size", "8"]
-    assert fit(tmp_path, *part, *lengths, run_dir="part") == 0
-    assert "8 of 24 test sentences were translated by learned.retrained" in capsys.readouterr().out
-    assert not (tmp_path / "part" / "translations").exists()
-
-
-def test_a_dense_model_alone_is_trained_and_stopped_early(tmp_path):
-    early = ["--patience", "1", "--model.learning_rate", "0.0", "--model.freeze_while_pruning", "null", "--model.finetune", "6"]
-    assert fit(tmp_path, *DENSE, *early) == 0
-    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
-    assert metrics["run"]["kept"] == metrics["heads"] == 16
-    assert metrics["run"]["method"] == "dense"
-    log = pd.read_csv(tmp_path / "run" / "metrics.csv")
-    assert log["select/bleu"].notna().sum() == 2  # of 6 epochs: the second one is no better than the first
-    assert (tmp_path / "run" / "checkpoints" / "dense.ckpt").is_file()
 
 
 def test_the_best_dense_model_is_kept_and_runs_start_from_it(tmp_path):

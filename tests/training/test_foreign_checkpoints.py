@@ -10,9 +10,8 @@ from gates.errors import GateError
 from tests.training.runs import make_data, make_pruner, make_setup
 from training.commands.table import run_command
 from training.comparison.cache import identity_of_dense, run_inputs
-from training.pruner.checkpoints import IDENTITY, check_identity, read_archive, read_checkpoint, write_checkpoint
-from training.runs.directory import RunDirectory
-from training.runs.resume import identity_of, noted_identity
+from training.pruner.checkpoints import IDENTITY, check_identity, read_archive, write_checkpoint
+from training.runs.resume import identity_of
 
 
 def make_foreign(path):
@@ -46,17 +45,6 @@ def test_another_runs_checkpoint_is_refused_by_its_name(command, name, run, tmp_
     assert f"the checkpoint '{path}' is not of the run in " in capsys.readouterr().err
     assert not (tmp_path / "out").exists() or not any((tmp_path / "out").iterdir())
     assert (run / "comparison.csv").read_bytes() == before
-
-
-def test_a_copied_run_keeps_its_checkpoints(run, tmp_path, capsys):
-    """It is known by what it began with, wherever it lies."""
-    line = commands(run, tmp_path)["export"]
-    assert run_command(line[0], line[1:]) == 0, capsys.readouterr().err
-    identities = {name: noted_identity(RunDirectory(run), name) for name in ("dense", "final")}
-    assert None not in identities.values()
-    assert identities["dense"] != identities["final"]
-    for name, identity in identities.items():
-        assert read_checkpoint(run / "checkpoints" / f"{name}.ckpt")[IDENTITY] == identity
 
 
 def test_runs_that_differ_in_an_option_differ_in_identity():

@@ -10,7 +10,7 @@ from gates.export.checkpoint import load_pruned
 from tests.training.runs import write_config
 from training.fit import main
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("undrawn")]
 GROUPED = {
     "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "intermediate_size": 32, "max_position_embeddings": 64,

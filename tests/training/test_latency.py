@@ -18,11 +18,9 @@ from training.latency import (
     Spread,
     Times,
     alternate,
-    inputs_shaped,
     measure_achieved,
     measure_table,
     site_times,
-    without_heads,
 )
 
 CPU = torch.device("cpu")
@@ -130,27 +128,9 @@ def test_a_real_clock_gives_a_table_that_fits_its_model():
     assert not model.training
 
 
-def test_a_copy_without_heads_shares_what_is_no_attention_and_leaves_the_model():
-    model = build("bert")
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    copied = without_heads(model, torch.tensor([1.0, 0, 0, 0, 0, 0, 0, 0]), inputs("bert"))
-    assert [site.heads for site in find_attention(copied)] == [1]
-    shared = {id(one) for one in model.parameters()} & {id(one) for one in copied.parameters()}
-    assert id(model.get_input_embeddings().weight) in shared
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    assert [site.heads for site in find_attention(model)] == [4, 4]
-
-
 def test_noise_is_smoothed_without_moving_the_dense_model():
     assert site_times([2.0, 4.0, 3.0, 8.0, 6.0], [0, 1, 2, 3, 4], sites=1) == pytest.approx([0, 1.5, 1.5, 4, 4])
     assert site_times([0.0, 4.0, 8.0], [0, 2, 4], sites=2) == [0.0, 1.0, 2.0, 3.0, 4.0]
-
-
-def test_inputs_are_brought_to_the_shapes_of_the_table():
-    given = {"input_ids": torch.arange(6).view(2, 3), "pixel_values": torch.rand(2, 3, 4, 4)}
-    found = inputs_shaped(given, {"input_ids": [5, 2], "pixel_values": [5, 3, 4, 4]})
-    assert {name: list(one.shape) for name, one in found.items()} == {"input_ids": [5, 2], "pixel_values": [5, 3, 4, 4]}
-    assert torch.equal(inputs_shaped(given, None)["input_ids"], given["input_ids"])
 
 
 def test_heads_that_cannot_go_save_no_time():

@@ -12,8 +12,6 @@ from pytorch_lightning.plugins.environments import KubeflowEnvironment, Lightnin
 
 from gates.errors import GateError
 from tests.training.runs import make_setup, write_config
-from training.__main__ import main
-from training.commands.table import COMMANDS, work_on
 from training.config.run import TrainerOptions
 from training.runs.launched import OF_MPI, VARIABLES, World, is_first_process, launched
 from training.runs.processes import environment_of
@@ -146,23 +144,6 @@ def test_a_job_with_a_task_for_each_core_does_not_stop_what_lightning_starts(env
     """Of one task, Lightning's own environment of SLURM would be a world of one, whatever the devices."""
     environment(BATCH | {"SLURM_NTASKS": "1", "SLURM_NTASKS_PER_NODE": "4"})
     assert trainer_of(devices=2).world_size == 2
-
-
-def test_commands_of_one_process_refuse_several(environment):
-    environment(TORCHRUN)
-    for name in COMMANDS.keys() - {"fit", "compare"}:
-        with pytest.raises(GateError, match=f"^torchrun started 4 processes, but {name} works in one; start it once, without"):
-            work_on(name, None)
-
-
-@pytest.mark.parametrize(("command", "rank"), [("fit", "0"), ("fit", "1"), ("compare", "1")])
-def test_every_process_says_what_does_not_fit(command, rank, environment, tmp_path, capsys):
-    environment(TORCHRUN | {"RANK": rank})
-    arguments = [command, "--config", write_config(tmp_path), "--run_dir", str(tmp_path / "run"), "--trainer.devices", "1"]
-    arguments += ["--methods", "his", "--budgets", "3"] if command == "compare" else []
-    assert main(arguments) == 2
-    assert capsys.readouterr().err.startswith("error: --trainer.devices is 1, but torchrun started 4 processes")
-    assert not (tmp_path / "run").exists()
 
 
 def started(command, folder, **environment):

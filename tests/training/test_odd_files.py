@@ -88,17 +88,6 @@ def test_a_run_that_is_told_to_end_ends_as_after_ctrl_c(at, tmp_path):
     assert not list((tmp_path / "run").rglob("*.partial-*"))
 
 
-@pytest.mark.integration
-def test_a_finished_comparison_is_not_replaced_by_one_of_other_options(compared, tmp_path, capsys):
-    run = shutil.copytree(compared[0], tmp_path / "run")
-    before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
-    given = ["--config", compared[1], "--run_dir", str(run), "--methods", "learned,his", "--budgets", "3", "--seeds", "0"]
-    assert run_command("compare", [*given, "--model.learning_rate", "0.5"]) == 2
-    said = capsys.readouterr().err
-    assert f"error: '{run}' holds a comparison whose model.learning_rate was 0.001 and is 0.5 now" in said
-    assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
-
-
 @pytest.mark.parametrize(
     "changes",
     [

@@ -10,7 +10,6 @@ import yaml
 from gates.errors import GateError
 from training.cli.command_line import hints_of
 from training.commands.table import COMMANDS, read, run_command
-from training.comparison.methods import Method
 from training.config import Setup
 from training.config.paths import HubName, LocalPath, local_path
 
@@ -52,13 +51,6 @@ def test_a_home_directory_within_lists_and_names(home):
     assert options.data.init_args.more_tests == {"news": str(home / "news.csv")}
     assert options.data.init_args.tokenizer == str(home / "tokenizer")
     assert read("summary", ["~/a", "b"]).options.runs == [str(home / "a"), "b"]
-
-
-def test_a_mask_in_the_home_directory(home):
-    (home / "m.json").write_text('{"0": [1]}')
-    assert Method.parse("mask:~/m.json+refit").base == f"mask:{home / 'm.json'}"
-    with pytest.raises(GateError, match=r"'s3://b/m\.json' is not on this machine; expected the path"):
-        Method.parse("mask:s3://b/m.json")
 
 
 @pytest.mark.parametrize(

@@ -72,25 +72,6 @@ def test_what_a_task_gets_is_what_a_machine_has(monkeypatch, machines, accelerat
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"ray_address": "head"}, "--ray_address is 'head'; expected HOST:PORT"),
-        ({"ray_address": "head:70000"}, "expected HOST:PORT"),
-        ({"ray_cpus_per_task": 0}, "--ray_cpus_per_task is 0; expected at least 1"),
-        ({"ray_gpus_per_task": 1.5}, "--ray_gpus_per_task is 1.5; expected a share of one GPU"),
-    ],
-)
-def test_options_check_themselves(options, said):
-    with pytest.raises(GateError, match=said):
-        on_ray(**options)
-
-
-def test_an_address_has_a_host_and_a_port():
-    assert on_ray(ray_address="10.0.0.1:6379").host_and_port == ("10.0.0.1", 6379)
-    assert on_ray(ray_address="[::1]:6379").host_and_port == ("::1", 6379)
-
-
-@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["--ray_address", "auto"], "--ray_address is given, but nothing uses it; add --launcher ray"),

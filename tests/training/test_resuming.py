@@ -137,13 +137,6 @@ def test_a_run_that_is_stopped_between_its_tables_is_not_taken_for_finished(full
     assert run_command("summary", [str(run)]) == 0
 
 
-@pytest.mark.parametrize("text", ["a: &a [*a]\n", "x" * 1_000_001, "[" * 100, "[]\n", "\udce9"])
-def test_the_configuration_of_a_run_is_read_within_limits(text, tmp_path):
-    (tmp_path / "config.yaml").write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(GateError, match=r"config.yaml' cannot be read .*; start a new run"):
-        check_same_options(RunDirectory(tmp_path, resumes=True), "seed: 1\n")
-
-
 def contents(folder):
     """Every file below a folder but the lock."""
     files = (path for path in folder.rglob("*") if path.is_file() and path.name != LOCK)

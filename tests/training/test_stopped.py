@@ -1,6 +1,5 @@
 """Runs that are stopped, at any moment of their life, and go on."""
 
-import shlex
 import shutil
 import signal
 
@@ -119,20 +118,6 @@ def test_every_kind_of_run_ends_as_an_unbroken_one(name, tmp_path):
             tables = [pd.read_csv(run / table).drop(columns=MEASURED, errors="ignore") for run in runs]
             pd.testing.assert_frame_equal(*tables, check_exact=True, obj=table)
     pd.testing.assert_frame_equal(*map(logged, runs), check_exact=True)
-
-
-@pytest.mark.nightly
-def test_the_advice_names_a_directory_that_nobody_has_named(tmp_path):
-    """Which would not be the default one a second time."""
-    (tmp_path / "runs" / "tiny").mkdir(parents=True)
-    moment = Moment("training.runs.directory:RunDirectory.create", after=True)
-    given = ["--config", write_config(tmp_path), *SMALL, "--compare", "none"]
-    code, said = fit(given, tmp_path, moment, signal.SIGINT)
-    assert (code, said) == (130, "stopped; go on with --run_dir runs/tiny-2 --existing resume\n")
-    assert fit([*given, *shlex.split(said.removeprefix("stopped; go on with "))], tmp_path, moment, signal.SIGINT) == (
-        130,
-        "stopped; go on with --existing resume\n",
-    )
 
 
 @pytest.mark.nightly

@@ -9,7 +9,7 @@ import pytest
 
 from gates.errors import GateError
 from gates.surgery.masks import read_mask
-from training.runs.stored import CHECKSUMS, read_arrays, read_json, read_table, read_text, remove_checksums, write_checksums
+from training.runs.stored import read_arrays, read_json, read_table, read_text, remove_checksums, write_checksums
 
 TABLE = "seed,method,budget,test_accuracy\n0,learned,3,0.5\n1,his,3,0.25\n"
 
@@ -89,12 +89,6 @@ def test_what_is_not_there_or_may_not_be_read_is_not_called_damaged(tmp_path, mo
         read_json(tmp_path, dict)
 
 
-def test_a_folder_in_the_place_of_a_file_is_named(tmp_path):
-    (tmp_path / "metrics.json").mkdir()
-    with pytest.raises(GateError, match=named(tmp_path / "metrics.json", "Is a directory")):
-        read_json(tmp_path / "metrics.json", dict)
-
-
 def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "metrics.json")
     with pytest.raises(GateError, match="is no regular file"):
@@ -129,10 +123,3 @@ def test_every_reader_notices_another_digit(name, read, folder):
     path.write_text("another\n1\n" if path.suffix == ".csv" else "{}")
     remove_checksums(folder)
     read(path)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "[" * 20_000])
-def test_damaged_checksums_are_named(text, folder):
-    (folder / CHECKSUMS).write_text(text)
-    with pytest.raises(GateError, match=rf"cannot read '{folder / CHECKSUMS}' as .*: it is damaged .*; delete it"):
-        read_text(folder / "verdict.md")

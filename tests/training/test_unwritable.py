@@ -26,18 +26,6 @@ def fit(*arguments, start=("-m", "training.fit"), cwd="/proc"):
     return subprocess.run([sys.executable, *start, *arguments], capture_output=True, text=True, env=environment, cwd=cwd)
 
 
-@pytest.mark.nightly
-@PROC
-def test_a_run_ends_with_its_tables_where_only_its_directory_can_be_written_to(tmp_path):
-    run = tmp_path / "run"
-    done = fit("--config", write_config(tmp_path), "--run_dir", str(run), "--wandb.mode", "offline")
-    assert done.returncode == 0, done.stderr
-    assert {"comparison.csv", "summary.csv", "finished.json", "export"} <= {path.name for path in run.iterdir()}
-    assert list((run / "plots").iterdir())
-    assert list((run / "wandb").glob("offline-run-*"))
-    assert "Traceback" not in done.stderr
-
-
 @pytest.mark.integration
 @PROC
 @pytest.mark.parametrize(

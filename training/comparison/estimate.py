@@ -84,13 +84,15 @@ def pieces_of(experiments: Experiments) -> Pieces | None:
         batch = _forward(subject, next(iter(data.val_dataloader())))
         rows = batch / data.options.eval_batch_size
         select, test = (batch * len(loader) for loader in (data.val_dataloader(), data.test_dataloader()))
-        phases = (
+        finetune, prune, retrain = (
             step * len(data.batches_of_run(epochs=epochs, first=0, rank=0, world=1)) if epochs else 0.0
             for epochs in (options.finetune, options.prune, options.retrain)
         )
     available = data.splits["train"].num_rows
     return Pieces(
-        *phases,
+        finetune=finetune,
+        prune=prune,
+        retrain=retrain,
         select=select,
         test=test,
         refit=REFIT * rows * min(RefitSearch().rows, available) + 2 * select,

@@ -160,6 +160,7 @@ def test_every_kind_of_multihead_attention_is_computed_to_the_last_bit(options, 
     assert all(one is other is None or torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
+@pytest.mark.integration
 def test_gates_hold_in_compiled_code():
     torch.manual_seed(0)
     model, states = nn.Sequential(nn.TransformerEncoderLayer(16, 4, 20, batch_first=True)).eval(), torch.randn(2, 5, 16)

@@ -156,14 +156,6 @@ def test_unknown_inputs_are_asked_for_before_anything_is_written(tmp_path):
     assert all(torch.equal(tensor, kept[name]) for name, tensor in model.state_dict().items())
 
 
-@pytest.mark.parametrize("name", ["several end tokens", "films"])
-def test_such_models_are_saved_without_a_check_batch(name, tmp_path):
-    model = other(name)
-    mask = torch.ones(sum(site.heads for site in find_attention(model)))
-    mask[0] = 0
-    assert (save_pruned(model, tmp_path / "out", mask, tokenizer=None, form="masked") / "README.md").is_file()
-
-
 def test_inputs_whose_rows_are_not_examples_are_not_resized():
     inputs = example_inputs(tiny(t.Lfm3VlForConditionalGeneration))
     with pytest.raises(GateError, match="cannot be resized"):

@@ -4,8 +4,6 @@ import pytest
 import transformers as t
 
 from gates.attention.sites import find_attention, site_labels
-from tests.gates import chosen
-from tools.coverage import architectures
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 TEXT = {**SIZES, "vocab_size": 60, "max_position_embeddings": 24, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -52,14 +50,3 @@ ALBERT = {**TEXT, "embedding_size": 8, "num_hidden_groups": 2, "inner_group_num"
 )
 def test_stacks_of_one_kind_are_told_apart(build, expected):
     assert list(site_labels(find_attention(build()))) == expected
-
-
-@pytest.mark.parametrize("name", [*chosen.FAST, *chosen.CHOSEN])
-def test_a_label_that_is_unique_stays(name):
-    sites = find_attention(architectures.build(architectures.BY_NAME[name]))
-    labels = [site.label for site in sites]
-    unique = [labels.count(label) == 1 for label in labels]
-    assert all(unique) == (name != "Lilt")
-    found = site_labels(sites)
-    assert len(set(found)) == len(sites)
-    assert all(one == label for one, label, is_unique in zip(found, labels, unique, strict=True) if is_unique)

@@ -77,12 +77,6 @@ def test_lilt_has_two_streams_of_heads_in_each_layer():
         remove_heads_(model, torch.ones(16))
 
 
-def test_gpt2_with_cross_attention():
-    config = t.GPT2Config(n_embd=32, n_layer=1, n_head=4, vocab_size=20, n_positions=16, add_cross_attention=True)
-    sites = find_attention(t.GPT2LMHeadModel(config))
-    assert [(site.kind, site.heads, site.kv_heads) for site in sites] == [("decoder", 4, 4), ("cross", 4, 4)]
-
-
 def test_a_shared_module_counts_once():
     model = build("bert")
     layers = model.bert.encoder.layer
@@ -120,13 +114,6 @@ def test_a_model_known_in_part_is_gated_in_part_only_if_the_part_is_named():
         assert not torch.equal(model(**batch)[0], dense)
     with pytest.raises(GateError, match="StrangeAttention"):
         remove_heads_(model, torch.ones(8))
-
-
-def test_a_part_that_a_model_lacks_is_named():
-    with pytest.raises(GateError, match=r"only='tower' is no part of BertForSequenceClassification; its parts are bert"):
-        find_attention(build("bert"), only="tower")
-    with pytest.raises(GateError, match="at 'classifier' has no attention"):
-        find_attention(build("bert"), only="classifier")
 
 
 def test_bloom_that_goes_round_its_output_projection_is_refused():

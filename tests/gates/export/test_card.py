@@ -12,14 +12,10 @@ import tokenizers
 import torch
 import transformers as t
 
-from gates.attention.inputs import example_inputs
 from gates.attention.sites import find_attention
-from gates.export.card import ModelCard, card_text, known_license, torch_usage, update_results
+from gates.export.card import ModelCard, torch_usage
 from gates.export.checkpoint import own_auto_class, save_pruned
-from gates.export.cost import count_parameters
-from gates.export.onnx import export_onnx_files
 from gates.model import get_gated_model
-from gates.surgery.remove import remove_heads_
 from tests.gates.chosen import chosen
 from tests.models import SEQ2SEQ, VOCABULARY, _sizes, build, random_mask
 from tools.coverage.every_type import check_code
@@ -119,33 +115,6 @@ def test_the_snippet_of_every_form_and_task_runs_to_a_prediction(tmp_path, token
     assert said["stock"] == tokenizer.decode(generated[0], skip_special_tokens=True) + "\n"
 
 
-@pytest.mark.nightly
-def test_the_snippet_of_an_onnx_export_predicts_what_the_model_predicts(tmp_path, tokenizer):
-    exports, models, folder = {}, {}, tmp_path / "snippets"
-    folder.mkdir()
-    for name in ("llama", "bart", "vit"):
-        model, directory, mask = build(name), tmp_path / name, random_mask(name)
-        directory.mkdir()
-        cut = remove_heads_(build(name), mask)
-        files = export_onnx_files(cut, directory, example_inputs(model))
-        cut.config.save_pretrained(directory)
-        reads_text = name != "vit"
-        if reads_text:
-            tokenizer.save_pretrained(directory)
-        auto, size = own_auto_class(model), count_parameters(cut)
-        names = [file.name for file in files]
-        text = card_text(model, mask, "onnx", ModelCard(), auto=auto, parameters=size, has_tokenizer=reads_text, files=names)
-        (directory / "README.md").write_text(text)
-        exports[name], models[name] = directory, cut
-    said = run(folder, exports)
-    inputs = dict(tokenizer("The attention heads that are left do the work.", return_tensors="pt"))
-    for name in ("llama", "bart"):
-        settings = {"do_sample": False, "max_new_tokens": 20, "eos_token_id": None}
-        generated = models[name].generate(**inputs, **settings)
-        assert said[name].strip() == tokenizer.decode(generated[0], skip_special_tokens=True).strip()
-    assert said["vit"].startswith("LABEL_")
-
-
 FAMILIES = (
     *("bert", "gpt2", "t5", "vit", "wav2vec2", "whisper", "beit", "bros", "udop", "pop2piano", "flava_image_codebook"),
     *("qwen3_vl", "idefics3", "video_llama_3"),
@@ -178,14 +147,6 @@ def test_a_model_that_takes_many_passes_for_two_tokens_is_not_run_to_the_end(mon
     assert "generate" not in code
     assert "outputs = model(**inputs)" in code
     assert not any(module._forward_pre_hooks for module in model.modules())
-
-
-def test_pictures_keep_a_tokenizer_out_of_the_code():
-    """Its text would lack the tokens that stand for the picture."""
-    model = next(tiny_models("qwen3_vl"))
-    code = "\n".join(torch_usage(model, "AutoModel", remote_code=True, has_tokenizer=True))
-    assert "AutoTokenizer" not in code
-    assert 'inputs["image_grid_thw"]' in code
 
 
 def test_a_class_that_no_auto_class_loads_is_loaded_by_itself():
@@ -226,27 +187,6 @@ def test_the_metadata_are_the_hubs(tmp_path):
     assert "| examples |  | 8 |" in card.text
 
 
-def test_without_results_or_data_there_is_no_evaluation_block(tmp_path):
-    card = readme(tmp_path / "out", metrics={"accuracy": 0.5})
-    assert card.data.eval_results is None
-    assert "| metric | pruned |" in card.text
-    assert "metric" not in readme(tmp_path / "other").text
-
-
-def test_dense_results_that_come_later_take_their_place(tmp_path):
-    readme(tmp_path / "out", metrics={"accuracy": 0.875})
-    path = tmp_path / "out" / "README.md"
-    before = path.read_text()
-    update_results(path, {"accuracy": 0.875}, {"accuracy": 0.9})
-    after = path.read_text()
-    assert "| accuracy | 0.9 | 0.875 |" in after
-    table, line = "| metric | pruned |\n| --- | --: |\n| accuracy | 0.875 |", "| metric | dense | pruned |"
-    assert after == before.replace(table, f"{line}\n| --- | --: | --: |\n| accuracy | 0.9 | 0.875 |")
-    path.write_text("my own words")
-    update_results(path, {"accuracy": 0.875}, {"accuracy": 0.9})
-    assert path.read_text() == "my own words"
-
-
 def test_the_base_model_and_its_licence_are_found_where_it_was_loaded_from(tmp_path):
     build("bert").save_pretrained(tmp_path / "base")
     (tmp_path / "base" / "README.md").write_text("---\nlicense: mit\n---\nwords")
@@ -256,13 +196,6 @@ def test_the_base_model_and_its_licence_are_found_where_it_was_loaded_from(tmp_p
     assert card.data.license == "mit"
     assert card.data.base_model is None  # a folder is no name on the Hub
     assert "- Base model: `base`\n" in card.text
-
-
-@pytest.mark.parametrize("text", ["words", "---\nlicense: [a, b]\n---\n", "---\n: {\n---\n", "---\n- a\n---\n", "---\n---\n"])
-def test_a_card_that_states_no_licence(tmp_path, text):
-    (tmp_path / "README.md").write_text(text)
-    assert known_license(str(tmp_path)) is None
-    assert known_license("no such/name at all") is None
 
 
 def test_hostile_text_stays_text(tmp_path):

@@ -1,10 +1,8 @@
 import copy
 import json
-import os
 import pickle
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from gates.attention.sites import find_attention
 from gates.errors import GateError
 from gates.export import checkpoint
-from gates.export.checkpoint import ModelCard, load_pruned, own_auto_class, save_pruned
+from gates.export.checkpoint import load_pruned, own_auto_class, save_pruned
 from gates.surgery.masks import load_mask
 from gates.surgery.remove import remove_heads_
 from tests.gates.chosen import chosen
@@ -90,17 +88,6 @@ def test_saving_does_not_change_the_model(tmp_path):
     assert torch.equal(logits(model, inputs("bert")), expected)
     assert not hasattr(model.config, "pruned_attention")
     assert not hasattr(model.config, "auto_map")
-
-
-def test_the_directory_holds_mask_and_card(tmp_path):
-    card = ModelCard(base_model="someone/model", method="his", metrics={"accuracy": 0.875}, versions={"torch": "2.x"})
-    model, mask, directory = save("bert", tmp_path / "out", card=card)
-    assert torch.equal(load_mask(directory / "mask.json", find_attention(model)), mask)
-    text = (directory / "README.md").read_text()
-    for part in ("someone/model", "his", "0.875", "2.x", "4 of 8", "trust_remote_code=True"):
-        assert part in text
-    assert {path.name for path in directory.iterdir()} >= {"config.json", "model.safetensors", "modeling_pruned.py"}
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -252,14 +239,6 @@ def test_without_a_batch_the_comparison_is_on_random_inputs(tmp_path, monkeypatc
 
 # -- pickles and subclasses --------------------------------------------------------------------------------------
 
-FRESH = """
-import sys, torch
-model, batch, expected = torch.load(sys.argv[1], weights_only=False)
-with torch.no_grad():
-    torch.testing.assert_close(model.eval()(**batch)[0], expected)
-model.save_pretrained(sys.argv[2])
-"""
-
 
 def first_output(model, batch):
     with torch.no_grad():
@@ -293,16 +272,6 @@ def test_a_loaded_model_can_be_pickled_copied_and_saved_by_pytorch(tmp_path, nam
         torch.testing.assert_close(first_output(other, batch), expected)
         other.save_pretrained(tmp_path / str(number))
         torch.testing.assert_close(first_output(load_pruned(tmp_path / str(number)), batch), expected)
-
-
-@pytest.mark.integration
-def test_a_pickle_is_read_in_a_fresh_process(tmp_path):
-    model, batch = pruned_anew("bert", tmp_path), inputs("bert")
-    torch.save((model, batch, first_output(model, batch)), tmp_path / "model.pt")
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-    command = [sys.executable, "-c", FRESH, str(tmp_path / "model.pt"), str(tmp_path / "again")]
-    subprocess.run(command, check=True, capture_output=True, env=environment, cwd=tmp_path)
-    torch.testing.assert_close(first_output(load_pruned(tmp_path / "again"), batch), first_output(model, batch))
 
 
 class OwnBert(transformers.BertForSequenceClassification):

@@ -6,7 +6,6 @@ import transformers
 from torch import nn
 
 from gates.attention.inputs import example_inputs, resized
-from gates.errors import GateError
 from gates.export import cost
 from gates.export.cost import count_flops, count_parameters, hardware, measure_cost, measure_latency
 from gates.surgery.remove import remove_heads_
@@ -123,19 +122,6 @@ def test_cost_of_a_pruned_model():
     assert found.hardware == hardware(torch.device("cpu"))
     assert str(torch.get_num_threads()) in found.hardware
     assert found.versions["transformers"] == transformers.__version__
-
-
-@pytest.mark.parametrize("size", [0, -3])
-def test_a_batch_size_without_examples_is_refused(size):
-    model = build_bert()
-    with pytest.raises(GateError, match=f"batch size {size}"):
-        measure_latency(model, model, example_inputs(model), batch_sizes=[size])
-
-
-def test_models_on_two_devices_are_refused():
-    model = build_bert()
-    with pytest.raises(GateError, match="one device"):
-        measure_latency(model, copy.deepcopy(model).to("meta"), example_inputs(model), batch_sizes=[1])
 
 
 def test_resized_inputs_repeat_or_lose_rows_and_columns():

@@ -25,11 +25,6 @@ def test_the_block_goes_into_a_card_and_comes_out_of_it():
     assert {one.dataset_config for one in read} == {"cola"}
 
 
-def test_metrics_of_which_nothing_is_said_keep_their_names_and_have_no_arguments():
-    (result,) = block({"f1": 0.5}, {}, **DATA)
-    assert (result.metric_name, result.metric_type, result.metric_args) == ("f1", "f1", None)
-
-
 def test_what_is_no_number_and_results_on_unknown_data_are_left_out():
     assert block({"accuracy": math.nan, "bleu": "none"}, {}, **DATA) == []
     assert block({"accuracy": 0.5}, {}, **(DATA | {"dataset": ""})) == []

@@ -80,8 +80,3 @@ def test_what_the_hub_refuses_is_one_sentence(export, online, monkeypatch):
     with pytest.raises(GateError, match=r"could not be uploaded .* 403 Forbidden.*directory is complete") as caught:
         gates.push_to_hub(export, "someone/smaller")
     assert "\n" not in str(caught.value)
-
-
-def test_only_a_directory_is_uploaded(tmp_path, online):
-    with pytest.raises(GateError, match="not a directory with an export"):
-        gates.push_to_hub(tmp_path / "nothing", "someone/smaller")

@@ -9,7 +9,6 @@ import torch
 import transformers
 
 import gates
-from gates.attention.sites import find_attention
 from gates.errors import GateError
 from gates.export.checkpoint import own_auto_class, save_pruned
 from gates.export.safe_load import CHECKSUM_FILE
@@ -132,14 +131,6 @@ def test_what_was_registered_before_and_is_registered_later_stays(registered):
     gates.register()
     assert transformers.AutoModel._model_mapping[OwnConfig] is Own
     del transformers.AutoModel._model_mapping._extra_content[OwnConfig]
-
-
-def test_a_loaded_model_is_saved_with_its_modeling_file(tmp_path, registered):
-    exported("Llama", tmp_path)
-    transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "export").save_pretrained(tmp_path / "again")
-    assert (tmp_path / "again" / MODELING_FILE).is_file()
-    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again", trust_remote_code=True)
-    assert [site.heads for site in find_attention(again)] == [2, 3]
 
 
 def test_a_pipeline_takes_the_directory(tmp_path, registered):

@@ -11,7 +11,6 @@ from gates.attention.sites import find_attention
 from gates.export.cost import cache_bytes, cache_bytes_of, generates, measure_cost
 from gates.surgery.remove import remove_heads_, why_not_removable
 from tests.gates.chosen import architectures, chosen
-from tests.models import build
 from tools.coverage import architectures as zoo
 from tools.coverage.tiny import tiny_models
 from training.tasks import from_config
@@ -120,10 +119,6 @@ def test_keys_may_be_wider_than_values():
         layer.self_attn.q_proj, layer.self_attn.k_proj = torch.nn.Linear(32, 64), torch.nn.Linear(32, 32)
     assert cache_bytes(find_attention(model)) == 2 * 2 * (16 + 8) * 4
     assert cache_bytes(find_attention(model), torch.tensor([1.0, 1, 0, 0, 1, 1, 1, 1])) == 3 * (16 + 8) * 4
-
-
-def test_models_that_do_not_generate_keep_nothing():
-    assert cache_bytes_of(build("bert")) == 0
 
 
 def test_costs_state_both():

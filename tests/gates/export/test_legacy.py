@@ -76,15 +76,6 @@ def test_families_with_the_keys_of_roberta(name, tmp_path):
     torch.testing.assert_close(outputs(model, FAMILIES["roberta"]), expected)
 
 
-def test_half_precision_stays(tmp_path):
-    version4.write(tmp_path / "old", FAMILIES["bert"], SOME)
-    weights = load_file(tmp_path / "old" / "model.safetensors")
-    save_file({key: tensor.bfloat16() for key, tensor in weights.items()}, tmp_path / "old" / "model.safetensors")
-    edit_config(tmp_path / "old", torch_dtype="bfloat16")
-    model, _ = load_legacy(tmp_path / "old")
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-
-
 def test_a_mask_leaves_cross_attention_alone():
     sites = find_attention(build_family("bart"))
     mask = mask_of_pruned_heads({1: frozenset({0, 3})}, sites)
@@ -156,14 +147,6 @@ def test_configs_that_do_not_fit(change, said, tmp_path):
     version4.write(tmp_path / "old", FAMILIES["bert"], SOME)
     edit_config(tmp_path / "old", **change)
     with pytest.raises(GateError, match=said):
-        load_legacy(tmp_path / "old")
-
-
-@pytest.mark.parametrize("pruned_heads", [{}, None, {"0": []}])
-def test_nothing_to_convert(pruned_heads, tmp_path):
-    version4.write(tmp_path / "old", FAMILIES["bert"], {})
-    edit_config(tmp_path / "old", pruned_heads=pruned_heads)
-    with pytest.raises(GateError, match="load it without a conversion"):
         load_legacy(tmp_path / "old")
 
 

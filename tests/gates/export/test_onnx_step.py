@@ -1,15 +1,12 @@
 import onnxruntime
 import pytest
 import torch
-import transformers
 
-from gates.errors import GateError
-from gates.export.onnx import export_onnx_files, export_onnx_step
+from gates.export.onnx import export_onnx_files
 from gates.surgery.remove import remove_heads_
 from tests.gates.chosen import chosen
 from tests.gates.export.test_onnx import build, run, texts
 from tests.models import masked
-from tools.coverage import architectures as zoo
 
 
 def empty_cache(session, batch):
@@ -75,17 +72,3 @@ def test_an_encoder_decoder_generates_step_by_step_with_its_cache(tmp_path):
     )
     options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     assert torch.equal(found, masked(dense, mask, lambda: dense.generate(**prompt, **options)))
-
-
-class Forgetful(transformers.LlamaForCausalLM):
-    """Keeps nothing for the next step."""
-
-    def forward(self, *args, past_key_values=None, use_cache=None, **inputs):
-        return super().forward(*args, use_cache=False, **inputs)
-
-
-def test_a_model_that_fills_no_cache_has_no_decoding_step(tmp_path):
-    model = Forgetful(transformers.LlamaConfig(**zoo.GROUPED)).eval()
-    with pytest.raises(GateError, match="key/value cache"):
-        export_onnx_step(model, tmp_path / "model.onnx", texts(2, 7, seed=1))
-    assert list(tmp_path.iterdir()) == []

@@ -5,7 +5,6 @@ import itertools
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
 
 from gates.attention.sites import find_attention
 from gates.errors import GateError
@@ -50,20 +49,6 @@ def test_an_uneven_mask_becomes_a_stock_model_with_the_same_outputs(tmp_path, na
     assert torch.equal(load_mask(tmp_path / "out" / "mask.json", find_attention(model)), mask)  # of the heads that count
     card, added = (tmp_path / "out" / "README.md").read_text(), 2 * heads - int(mask.sum())
     assert f"- Padded: {added} heads of zeros (`--pad_heads`) make all layers" in card
-
-
-def test_the_card_says_what_padding_costs(tmp_path):
-    """One head of Llama's: 8 rows in the query, 8 columns in the output, 16 rows of a key/value head where a group is new."""
-    model, mask = llama(), torch.tensor([1.0, 0, 0, 0, 1, 0, 1, 0])
-    save_pruned(model, tmp_path / "padded", mask, form="stock", pad_heads=True, tokenizer=None)
-    save_pruned(model, tmp_path / "ideal", mask, tokenizer=None)
-    sizes = [
-        sum(tensor.numel() for tensor in load_file(tmp_path / name / "model.safetensors").values())
-        for name in ("padded", "ideal")
-    ]
-    assert sizes[0] - sizes[1] == 32 * 8 * 4
-    text = (tmp_path / "padded" / "README.md").read_text()
-    assert f"cost 1,024 parameters ({1024 / sizes[1]:.1%} of {sizes[1]:,} without them)" in text
 
 
 def test_a_mask_that_is_even_is_not_padded(tmp_path):
@@ -139,13 +124,3 @@ def test_a_class_that_derives_the_size_of_a_head_is_refused(tmp_path, name):
             save_pruned(zoo.build(architecture), tmp_path / "out", kept, form="stock", pad_heads=True, tokenizer=None)
         assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_mask_of_another_model_is_refused(tmp_path):
-    with pytest.raises(GateError, match=r"the mask has shape \[9\]; this model has 8 heads"):
-        save_pruned(llama(), tmp_path / "out", torch.ones(9), form="stock", pad_heads=True, tokenizer=None)
-
-
-def test_padding_belongs_to_the_stock_form(tmp_path):
-    with pytest.raises(GateError, match="'pruned'; remove it or use form='stock'"):
-        save_pruned(llama(), tmp_path / "out", torch.ones(8), pad_heads=True, tokenizer=None)

@@ -1,4 +1,3 @@
-import copy
 import json
 
 import pytest
@@ -7,7 +6,7 @@ import transformers
 
 from gates.attention.sites import find_attention
 from gates.errors import GateError
-from gates.export.checkpoint import load_pruned, own_auto_class, save_pruned
+from gates.export.checkpoint import own_auto_class, save_pruned
 from tests.gates.chosen import chosen
 from tests.models import masked
 from tools.coverage import architectures as zoo
@@ -62,24 +61,6 @@ def test_a_stock_decoder_generates_what_the_masked_model_generates(tmp_path):
     assert torch.equal(loaded.generate(**batch, **options), expected)
 
 
-def test_folded_gate_values_survive(tmp_path):
-    architecture, model, batch = make("Qwen2")
-    mask, values = same_heads_everywhere(architecture, [0, 3]), torch.rand(architecture.heads)
-    expected = masked_output(model, mask * values, batch)
-    save_pruned(model, tmp_path / "out", mask, values=values, form="stock", tokenizer=None)
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
-    with torch.no_grad():
-        torch.testing.assert_close(loaded(**batch)[0], expected, atol=5e-6, rtol=2e-5)
-
-
-def test_saving_leaves_the_model_as_it_was(tmp_path):
-    architecture, model, _ = make("Llama")
-    before, config = copy.deepcopy(model.state_dict()), model.config.to_dict()
-    save_pruned(model, tmp_path / "out", same_heads_everywhere(architecture, [0]), form="stock", tokenizer=None)
-    assert model.config.to_dict() == config
-    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-
-
 @pytest.mark.parametrize(
     ("name", "kept", "reason"),
     [
@@ -103,12 +84,6 @@ def test_what_no_stock_class_can_hold_is_refused_with_the_reason(tmp_path, name,
     assert "remote code" in str(caught.value)  # what to use instead
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_unknown_form_is_refused(tmp_path):
-    _, model, _ = make("Bert")
-    with pytest.raises(GateError, match="'squashed'"):
-        save_pruned(model, tmp_path / "out", torch.ones(8), form="squashed", tokenizer=None)
 
 
 TINY = {
@@ -174,11 +149,3 @@ def test_what_a_family_does_not_read_by_layer_is_refused(tmp_path, family, kept,
         save_pruned(per_layer(family), tmp_path / "out", mask.flatten(), form="stock", tokenizer=None)
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("family", ["Laguna", "Gemma4"])
-def test_they_can_be_pruned_unevenly_by_remote_code(tmp_path, family):
-    model, mask = per_layer(family), torch.ones(16)
-    mask[[0, 1, 2, 5, 10]] = 0.0
-    save_pruned(model, tmp_path / "out", mask, tokenizer=None)
-    assert [site.heads for site in find_attention(load_pruned(tmp_path / "out"))] == [1, 3, 3, 4]

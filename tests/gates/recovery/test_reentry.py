@@ -140,6 +140,7 @@ class LooksBack(t.BertForSequenceClassification):
             late.remove()
 
 
+@pytest.mark.integration
 def test_a_model_that_looks_back_is_run_from_the_start():
     torch.manual_seed(0)
     model = LooksBack(t.BertConfig(**SIZES)).eval()

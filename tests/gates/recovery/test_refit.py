@@ -196,6 +196,7 @@ def test_groups():
     assert distance(masked("llama", model, heads), dense) < 0.7 * before
 
 
+@pytest.mark.integration
 def test_refitted_heads_are_removed_and_reload(tmp_path):
     for name in ("bert", "bart", "gpt2"):
         model = build(name).eval()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gates.errors import GateError
-from gates.relevance.rules import RelevanceGraph, Rules, stabilised
+from gates.relevance.rules import RelevanceGraph
 
 
 @pytest.fixture(autouse=True)
@@ -156,9 +156,3 @@ def test_an_activation_that_is_overwritten_is_refused():
     weight = torch.randn(3, 3).double()
     with pytest.raises(GateError, match="overwritten"):
         relevance(lambda a: torch.nn.functional.linear(a, weight).add_(1.0), torch.randn(2, 3))
-
-
-def test_epsilon_is_above_zero():
-    with pytest.raises(GateError, match="epsilon is 0"):
-        Rules(0)
-    assert stabilised(torch.tensor([-1.0, 0.0, 1.0]), 0.5).tolist() == [-1.5, 0.5, 1.5]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.training import causal_runs, runs
+from tests.training import runs
 from training.fit import main as fit
 
 
@@ -10,12 +10,6 @@ from training.fit import main as fit
 def run(tmp_path_factory):
     """A run of a classifier with one and a half epochs of fine-tuning."""
     return _fitted(tmp_path_factory, "analysed", runs)
-
-
-@pytest.fixture(scope="session")
-def causal_run(tmp_path_factory):
-    """The same of a language model."""
-    return _fitted(tmp_path_factory, "analysed_causal", causal_runs)
 
 
 def _fitted(factory, name, task):

@@ -12,10 +12,6 @@ BART = {
     "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "max_position_embeddings": 64,
     "eos_token_id": 3, "bos_token_id": 2, "decoder_start_token_id": 3,
 }  # fmt: skip
-LLAMA = {
-    "model_type": "llama", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "intermediate_size": 16, "max_position_embeddings": 64,
-}  # fmt: skip
 
 
 def loaded(pruner, data):

@@ -7,13 +7,11 @@ import pytest
 import torch
 
 from gates.errors import GateError
-from gates.scores.importance import normalise_by_layer
-from tests.training.analysis.models import BART, LLAMA, loaded, make_dense
-from tests.training.runs import make_data, make_pruner
-from training.analysis.heads import ablate_each, across_domains, by_kind, one_per_layer, prune_counts, through_training
+from tests.training.analysis.models import BART, make_dense
+from tests.training.runs import make_data
+from training.analysis.heads import ablate_each, across_domains, by_kind, one_per_layer
 from training.analysis.model import gate_columns, head_importance, load_run, outcomes
 from training.commands.table import run_command
-from training.stats.bootstrap import resample_metric, resampled_difference
 from training.stats.significance import holm, mcnemar
 
 
@@ -76,14 +74,6 @@ def test_each_head_alone_with_mcnemars_test(dense):
     assert len(set(table["change"])) > 3  # or the test would show nothing
 
 
-def test_other_metrics_are_tested_by_the_bootstrap(dense, monkeypatch):
-    monkeypatch.setattr(dense.module.task, "main_metric", "matthews")
-    found = outcomes(dense, torch.stack([torch.ones(8), 1 - torch.eye(8)[3]]), "test")
-    values, draws = resample_metric(found.predictions, found.targets, "matthews")
-    expected = resampled_difference(values[1] - values[0], draws[:, 1] - draws[:, 0])
-    np.testing.assert_allclose(found.against_first()[0], expected)
-
-
 def test_the_best_head_of_each_layer_is_chosen_on_the_selection_split(dense):
     table = one_per_layer(dense).tables["one_per_layer"]
     assert list(table["site"]) == ["encoder.0", "encoder.1"]
@@ -99,25 +89,7 @@ def test_the_best_head_of_each_layer_is_chosen_on_the_selection_split(dense):
         assert table.loc[layer, "metric"] == pytest.approx(by_hand(dense, without_others[best])[1].mean())
 
 
-def test_pruning_in_the_order_of_his_once_and_again(dense):
-    assert prune_counts(144) == [0, 14, 29, 43, 58, 72, 86, 101, 115, 130, 144]
-    table = by_kind(dense).tables["by_kind"]
-    assert set(table["kind"]) == {"encoder"}  # the only kind is the whole model
-    assert list(table["pruned"].unique()) == list(range(9))
-    layers = dense.gates.layer_index()
-    lines = {name: line.set_index("pruned")["metric"] for name, line in table.groupby("schedule")}
-    order = torch.argsort(normalise_by_layer(head_importance(dense), layers)).tolist()
-    for pruned in (1, 4, 7):
-        assert lines["one-shot"][pruned] == pytest.approx(by_hand(dense, order[:pruned])[1].mean())
-    gone, lesser = [], loaded(make_pruner(), dense.data)
-    for _ in range(4):
-        lesser.backbone.load_state_dict(without(dense, gone).state_dict())
-        scores = normalise_by_layer(head_importance(lesser), layers)
-        scores[gone] = torch.inf
-        gone.append(int(scores.argmin()))
-        assert lines["iterative"][len(gone)] == pytest.approx(by_hand(dense, gone)[1].mean())
-
-
+@pytest.mark.integration
 def test_kinds_are_pruned_one_at_a_time_and_together():
     dense = make_dense(BART)
     finding = by_kind(dense)
@@ -130,11 +102,6 @@ def test_kinds_are_pruned_one_at_a_time_and_together():
     mask = (dense.gates.kind_index() != 2).float()  # KINDS is encoder, decoder, cross
     np.testing.assert_allclose(cross, outcomes(dense, mask.unsqueeze(0), "test").losses.mean(), rtol=1e-5)
     assert len(finding.sentences) == 8
-
-
-def test_gates_of_groups_are_removed_whole():
-    table = ablate_each(make_dense(LLAMA, unit="group", budget=1)).tables["ablate"]
-    assert list(table["head"]) == [0, 1]
 
 
 def test_the_same_data_correlate_perfectly_and_others_less(dense):
@@ -157,11 +124,6 @@ def test_other_data_must_be_of_the_same_task(dense):
     other.tokenizer.add_tokens(["maybe"])
     with pytest.raises(GateError, match="another tokenizer"):
         across_domains(dense, other)
-
-
-def test_a_run_without_a_finetune_has_nothing_to_look_through():
-    with pytest.raises(GateError, match="no finetune phase"):
-        through_training(make_dense(finetune=0))
 
 
 # -- the command -----------------------------------------------------------------------------------------------
@@ -191,26 +153,6 @@ def test_the_finetune_is_repeated_to_the_last_bit_and_seen_at_every_epoch(run, t
     assert table.loc[table["pruned"].eq(0) & table["epoch"].eq(1.5), "loss"].item() == pytest.approx(whole.losses.mean())
 
 
-@pytest.mark.integration
-def test_experiments_add_up_in_one_directory(run, tmp_path, capsys):
-    out = tmp_path / "out"
-    assert call(run, out, "--experiments", "one-per-layer") == 0
-    arguments = ["--experiments", "domains,ablate", "--other_data.max_distractors", "1", "--", "--data.test_rows=60"]
-    assert call(run, out, *arguments) == 0
-    assert {path.name for path in out.iterdir()} == {
-        "ablate.csv", "one_per_layer.csv", "domains.csv", "plots", "metrics.json", "analysis.md",
-    }  # fmt: skip
-    assert {path.name for path in (out / "plots").iterdir()} == {"ablate.png", "ablate.svg", "domains.png", "domains.svg"}
-    text, shown = (out / "analysis.md").read_text(), capsys.readouterr().out
-    titles = ["Each head removed alone", "One head per layer", "The same heads on other data"]
-    assert [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")] == titles
-    found = json.loads((out / "metrics.json").read_text())["experiments"]
-    assert found["domains"]["command"].endswith("--other_data.max_distractors 1 -- --data.test_rows=60")
-    assert all(sentence in text and sentence in shown for sentence in found["ablate"]["sentences"])
-    counts = pd.read_csv(out / "ablate.csv")["metric"] * 60
-    np.testing.assert_allclose(counts, counts.round(), atol=1e-9)  # the test split had the 60 rows asked for
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -235,25 +177,6 @@ def test_bad_options_are_one_sentence(tmp_path, capsys, arguments, message):
     assert message in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.integration
-def test_options_of_the_run_are_checked_before_weights_and_data_are_read(run, tmp_path, monkeypatch, capsys):
-    def read(*_):
-        raise AssertionError("weights or data were read")
-
-    monkeypatch.setattr("training.analysis.model.read_checkpoint", read)
-    monkeypatch.setattr("training.analysis.model.open_data", read)
-    for arguments, message in (
-        (["--", "--data.nonsense", "1"], "error: what follows -- cannot be used: there is no option data.nonsense"),
-        (
-            ["--experiments", "domains", "--other_data.nonsense", "1"],
-            "error: the options of other data cannot be used: there is no option other_data.nonsense",
-        ),
-        (["--", "--data.test_rows", "1"], "test_rows is 1; expected a number from 3"),
-    ):
-        assert call(run, tmp_path / "out", *arguments) == 2
-        assert message in capsys.readouterr().err
 
 
 def test_directories_that_do_not_fit(tmp_path, capsys):

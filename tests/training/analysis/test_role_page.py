@@ -4,6 +4,7 @@ import json
 from html.parser import HTMLParser
 
 import numpy as np
+import pytest
 
 from tests.training.analysis.models import make_translator
 from tests.training.analysis.test_roles import texts_of, write_treebank
@@ -38,6 +39,7 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
 
+@pytest.mark.integration
 def test_the_page_is_well_formed_and_holds_every_head(tmp_path):
     dense = make_translator()
     observed = observe_run(dense)

@@ -1,19 +1,15 @@
 """Roles of the heads of runs and of plain folders, on every task."""
 
-import json
 import re
-import shutil
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
-from transformers import BertConfig, BertModel, T5Config, T5Model
+from transformers import BertConfig, BertModel
 
 from gates.errors import GateError
 from gates.roles.roles import RULES
-from tests.training import causal_runs
 from tests.training.analysis.models import make_decoder, make_dense, make_translator
 from training.analysis import role_measures as role_texts
 from training.analysis.model import observe_folder, observe_run
@@ -132,24 +128,6 @@ def call(run, out, *arguments):
     return run_command("analyze", [str(run), "--run_dir", str(out), *arguments])
 
 
-@pytest.mark.integration
-def test_a_plain_folder_through_the_command(folder, tmp_path, capsys):
-    out = tmp_path / "out"
-    trees, pronouns = write_treebank(tmp_path, WORDS), write_pronouns(tmp_path)
-    (tmp_path / "texts.txt").write_text("w1 w2 w3\n")
-    arguments = ["--conllu", trees, "--coref", pronouns, "--text", str(tmp_path / "texts.txt"), "--relations", "obj"]
-    assert call(folder, out, "--experiments", "roles", *arguments) == 0
-    written = {"roles.csv", "syntactic.csv", "relations.csv", "roles_by_layer.csv", "analysis.md"}
-    assert written <= {path.name for path in out.iterdir()}
-    assert list(pd.read_csv(out / "syntactic.csv").columns[4:]) == ["obj, dependent to head", "obj, head to dependent"]
-    found = json.loads((out / "metrics.json").read_text())["experiments"]["roles"]
-    assert found["figures"][0] == "plots/roles.png"
-    assert "rare is by frequency in the text given" in capsys.readouterr().out
-    again = tmp_path / "again"
-    assert call(folder, again, "--experiments", "roles", *arguments) == 0
-    assert (again / "roles.csv").read_bytes() == (out / "roles.csv").read_bytes()
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -166,13 +144,6 @@ def test_bad_input_is_one_sentence(folder, tmp_path, capsys, arguments, message)
     assert error.startswith("error: ")
     assert message in error
     assert error.count("\n") == 1
-
-
-def test_a_tokenizer_larger_than_the_model_is_refused(folder, tmp_path):
-    shutil.copytree(folder, tmp_path / "model")
-    word_tokenizer([*WORDS, *(f"x{number}" for number in range(30))], max_length=12).save_pretrained(tmp_path / "model")
-    with pytest.raises(GateError, match=r"tokenizer has tokens up to number .* has embeddings of"):
-        observe_folder(str(tmp_path / "model"))
 
 
 def test_background_is_no_more_than_was_measured(folder, tmp_path):
@@ -240,44 +211,6 @@ def test_widths_of_whole_multiples_change_nothing(tmp_path, monkeypatch):
 def test_widths_stay_within_the_model():
     assert [role_texts.width_of([[0] * length], 12) for length in (1, 8, 9, 12)] == [8, 8, 12, 12]
     assert role_texts.width_of([[0] * 9, [0] * 17], None) == 24
-
-
-def test_a_folder_with_an_encoder_decoder(tmp_path):
-    torch.manual_seed(0)
-    tokenizer = word_tokenizer(WORDS, max_length=64)
-    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "vocab_size": len(tokenizer)}
-    for part in (T5Model(T5Config(decoder_start_token_id=0, pad_token_id=0, **sizes)), tokenizer):
-        part.save_pretrained(tmp_path / "model")
-    observed = observe_folder(str(tmp_path / "model"))
-    table = roles_of_heads(observed, read_texts(RoleFiles(write_treebank(tmp_path, WORDS)), observed)).tables["roles"]
-    assert set(table["kind"]) == {"encoder", "decoder", "cross"}
-    assert table["positional_strength"].notna().all()
-
-
-@pytest.mark.integration
-def test_a_run_of_a_language_model_through_the_command(causal_run, tmp_path, capsys):
-    trees = write_treebank(tmp_path, texts_of(causal_runs.make_data()))
-    assert call(causal_run, tmp_path / "out", "--experiments", "roles,survival", "--conllu", trees) == 0
-    assert len(pd.read_csv(tmp_path / "out" / "roles.csv")) == 8  # heads, although the run prunes groups of two
-    assert set(pd.read_csv(tmp_path / "out" / "survival.csv")["budget"]) == {2}
-    assert call(causal_run, tmp_path / "other") == 0  # without trees, the experiments for any task
-    ablated = pd.read_csv(tmp_path / "other" / "ablate.csv")
-    np.testing.assert_allclose(ablated["change"], ablated["loss_change"])
-    assert {"one_per_layer.csv", "by_kind.csv"} <= {path.name for path in (tmp_path / "other").iterdir()}
-    assert "removing one alone raises it significantly" in capsys.readouterr().out
-
-
-@pytest.mark.integration
-def test_survival_is_left_out_of_a_run_without_masks(run, tmp_path, capsys):
-    trees = write_treebank(tmp_path, texts_of(make_dense().data))
-    dense = Path(shutil.copytree(run, tmp_path / "dense"))
-    (dense / "checksums.json").unlink()
-    entries = [entry for entry in json.loads((dense / "masks.json").read_text()) if entry["method"] == "dense"]
-    (dense / "masks.json").write_text(json.dumps(entries))
-    assert call(dense, tmp_path / "all", "--conllu", trees) == 0
-    assert "has no mask but the dense one" in capsys.readouterr().out.split("left out: ")[1]
-    assert call(dense, tmp_path / "chosen", "--conllu", trees, "--experiments", "roles,survival") == 2
-    assert "has no mask but the dense one" in capsys.readouterr().err
 
 
 @pytest.mark.integration

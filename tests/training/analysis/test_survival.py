@@ -69,11 +69,6 @@ def test_one_seed_has_the_exact_interval_and_no_comparison(tmp_path):
     assert "these seeds do not say how sure that is" in finding.sentences[-1]
 
 
-def test_a_gate_of_a_group_stands_for_its_heads(tmp_path):
-    masks = read_masks(write_run(tmp_path / "run", [("learned", 2, 0, [1, 0, 0, 1])], gates=2))
-    assert masks["learned", 2][0].tolist() == [1, 1, 0, 0, 0, 0, 1, 1]
-
-
 def test_what_does_not_belong_together(tmp_path, capsys):
     roles = write_roles(tmp_path)
     run = write_run(tmp_path / "run", [("learned", 2, 0, [1, 0, 0, 1])], gates=4, sites=1)

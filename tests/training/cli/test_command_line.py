@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gates.errors import GateError
-from training.cli.command_line import called_as, split_at_dashes, split_options
+from training.cli.command_line import split_at_dashes, split_options
 from training.commands.table import COMMANDS, load, read, run_command, usage
 from training.config.data import KINDS
 
@@ -123,21 +123,6 @@ def test_a_kind_of_data_of_ones_own_has_its_own_options(tmp_path, monkeypatch, c
     assert line.options.data.init_args.emoji is False
     with pytest.raises(GateError, match="emojis"):
         read("fit", ["--data", "mine.Tweets", "--data.emojis", "false"])
-
-
-@pytest.mark.parametrize(
-    ("program", "shown"),
-    [
-        ("/bin/head-gates", "head-gates"),
-        ("x/training/__main__.py", "python -m training"),
-        ("x/training/fit.py", "python -m training"),
-    ],
-)
-def test_usage_lines_have_the_name_that_the_program_was_called_by(program, shown, monkeypatch):
-    monkeypatch.setattr("sys.argv", [program])
-    assert usage().startswith(f"usage: {shown} COMMAND")
-    assert called_as("fit") == ("head-gates fit" if shown == "head-gates" else "python -m training.fit")
-    assert called_as("report") == f"{shown} report"
 
 
 @pytest.mark.integration

@@ -27,12 +27,6 @@ def test_the_configuration_follows_from_what_is_named(arguments, name):
     assert default_config([argument.split("=")[0] for argument in arguments]).is_file()
 
 
-def test_a_configuration_that_is_named_is_kept(tmp_path):
-    (tmp_path / "whole.yaml").write_text("data: {class_path: ParallelText}\n")
-    given = ["--config", str(tmp_path / "whole.yaml"), *FILES]
-    assert with_config(given) == given
-
-
 @pytest.mark.parametrize("form", [["--config", "{}"], ["--config={}"]])
 def test_files_imply_their_kind_where_the_configuration_says_nothing_of_data(tmp_path, form):
     (tmp_path / "model.yaml").write_text("model: {backbone: a/model}\n")

@@ -7,7 +7,6 @@ from functools import partial
 
 import pytest
 
-from gates.errors import GateError
 from training.cli.exit import PIPED_WIDTH, advised, finish, stdout
 from training.commands.table import run_command
 
@@ -25,14 +24,6 @@ def raising(error):
         raise error
 
     return work
-
-
-def test_a_command_that_ends_says_nothing(capsys):
-    assert ends(lambda options: options, capsys) == (0, "")
-
-
-def test_bad_input_is_one_sentence(capsys):
-    assert ends(raising(GateError("the budget is 99")), capsys) == (2, "error: the budget is 99\n")
 
 
 def test_another_process_that_died_is_told_in_one_sentence(capsys):

@@ -47,11 +47,3 @@ def test_the_short_help_has_some_thirty_options_that_exist(capsys):
                 assert f"  {option} " in everything, option
     for kind in KINDS.values():
         assert all(f"  --data.{field.name} " in everything for field in fields(kind))
-
-
-def test_the_help_of_a_comparison_begins_with_what_is_compared(capsys):
-    assert run_command("compare", ["--help"]) == 0
-    shown = capsys.readouterr().out
-    assert shown.index("--methods") < shown.index("--model.backbone")
-    assert "--list_methods" in shown
-    assert "--curve" not in shown

@@ -6,8 +6,6 @@ import sys
 
 import pytest
 
-from training.cli.exit import Outlet, finish
-
 FULL = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="of Linux")
 PRINTS = """
 import sys
@@ -43,27 +41,3 @@ def test_a_full_disk_behind_standard_output_is_one_sentence_after_the_work(tmp_p
 @pytest.mark.parametrize("shell", ["| head -1; exit ${PIPESTATUS[0]}", ">&-"])
 def test_output_that_nobody_reads_is_no_mistake(shell, tmp_path):
     assert ended(shell, tmp_path) == (0, "said\n", "done")
-
-
-@pytest.mark.integration
-@FULL
-def test_nor_are_errors_that_nobody_reads(tmp_path):
-    assert ended("> /dev/null 2> /dev/full", tmp_path) == (0, "", "done")
-
-
-@pytest.mark.integration
-@FULL
-def test_help_that_cannot_be_written_is_one_sentence():
-    command = f"{sys.executable} -m training summary --help > /dev/full"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (2, "error: standard output cannot be written: No space left on device\n")
-
-
-def test_an_outlet_is_the_stream_otherwise(capsys):
-    assert finish(lambda: "printed", print, when_stopped="again") == 0
-    assert capsys.readouterr().out == "printed\n"
-    outlet = Outlet(sys.stdout)
-    assert (outlet.encoding, outlet.isatty(), outlet.complaint) == (sys.stdout.encoding, False, None)
-    nowhere = Outlet(None)
-    assert nowhere.write("gone") == 4
-    nowhere.stream.close()

@@ -14,19 +14,16 @@ import pytest
 import pytorch_lightning as pl
 
 import training.comparison.grid
-from gates.errors import GateError
 from tests.training.runs import write_config
 from training.commands.table import run_command
 from training.comparison.grid import locked_directory
 from training.comparison.methods import LEARNED, Method
-from training.report.reading import read_contents
 from training.runs.directory import UNFINISHED
 from training.scoring.scorers import SCORERS
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 main = partial(run_command, "compare")
 
-JOINT = "learned(pipelined=false)"
 MEASURED = ["seconds", "peak_memory_mb"]
 
 
@@ -91,23 +88,6 @@ def test_rows_state_what_their_predictions_give(finished):
 
 
 @pytest.mark.integration
-def test_tables_agree_with_the_rows(finished):
-    run, _ = finished
-    table, summary = pd.read_csv(run / "comparison.csv"), pd.read_csv(run / "summary.csv")
-    for row in summary.itertuples():
-        same = (table["stage"] == row.stage) & (table["method"] == row.method) & (table["budget"] == row.budget)
-        assert row.seeds == 2
-        assert row.mean == pytest.approx(table.loc[same, "test_accuracy"].mean())
-    masks = json.loads((run / "masks.json").read_text())
-    assert {(m["seed"], m["method"], m["budget"]) for m in masks} >= {(s, "learned", b) for s in (0, 1) for b in (4, 2)}
-    assert all(sum(m["mask"]) == m["budget"] for m in masks)
-    scores = pd.read_csv(run / "scores.csv")
-    assert len(scores) == 2 * 8
-    assert {"his", "ranking:learned"} <= set(scores)
-    assert (run / "verdict.md").read_text().strip()
-
-
-@pytest.mark.integration
 def test_nothing_is_trained_again(finished, again, monkeypatch):
     """A further stage trains the dense structure and the learned one from scratch. Other rows stay equal to the bit."""
     trainings, fitted = [], pl.Trainer.fit
@@ -137,25 +117,6 @@ def test_what_changes_rivals_changes_their_experiments(finished, again):
     assert not retrained & set(table.loc[table["stage"] == "retrained", "experiment"])
     assert (table["method"] == "dense+distil").sum() == 2
     assert table.loc[table["method"].isin(["dense", "dense+distil"]), "budget"].eq(8).all()
-
-
-@pytest.mark.nightly
-def test_a_mask_without_training_is_searched_on_the_dense_weights(finished, tmp_path):
-    """The mask for training is searched on weights that were trained with the gates. ``masks.json`` has both if they differ."""
-    run, config = finished
-    methods = ["--methods", f"{JOINT},{JOINT}+swap", "--budgets", "4,3,2", "--seeds", "0,1"]
-    methods += ["--swap.significance", "0.9"]  # few examples decide
-    assert main(command(tmp_path / "run", config, *methods, "--experiments", str(run / "experiments"))) == 0
-    experiments = {file.parent.name: json.loads(file.read_text()) for file in (run / "experiments").glob("*/experiment.json")}
-    table = pd.read_csv(tmp_path / "run" / "comparison.csv").query(f"method == '{JOINT}+swap'").set_index("stage")
-    masks = [entry for entry in json.loads((tmp_path / "run" / "masks.json").read_text()) if entry["method"] == f"{JOINT}+swap"]
-    assert any("post_hoc_mask" in entry for entry in masks)
-    again = {(entry["method"], entry["budget"]) for entry in masks if "post_hoc_mask" in entry}
-    assert read_contents(tmp_path / "run").searched_again == again
-    for entry in masks:
-        rows = table[(table["seed"] == entry["seed"]) & (table["budget"] == entry["budget"])]["experiment"]
-        assert experiments[rows["retrained"]]["values"] == entry["mask"]
-        assert experiments[rows["post hoc"]]["values"] == entry.get("post_hoc_mask", entry["mask"])
 
 
 @pytest.mark.integration
@@ -290,16 +251,6 @@ def test_tables_of_other_methods_go_and_others_stay_until_the_comparison_is_comp
     kept = {path.name: path.read_bytes() for path in run.glob("*.*")}
     assert len(pd.read_csv(run / UNFINISHED)) == 2 * 4
     assert {name for name in kept if kept[name] != before.get(name)} <= {UNFINISHED, "config.yaml"}
-
-
-def test_a_directory_with_a_run_is_refused(tmp_path):
-    """Its files have the same names as a comparison's."""
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "comparison.csv").write_text("method,stage,heads\n")
-    for more in ("empty", "experiments"):  # a run keeps experiments too
-        (tmp_path / more).mkdir()
-        with pytest.raises(GateError, match="something else than a comparison"), locked_directory(str(tmp_path)):
-            pytest.fail("it is not refused")
 
 
 def test_a_comparison_killed_with_experiments_elsewhere_goes_on(tmp_path):

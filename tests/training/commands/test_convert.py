@@ -9,7 +9,6 @@ import torch
 import transformers
 
 from gates.attention.sites import find_attention
-from gates.export.checkpoint import load_pruned
 from gates.surgery.masks import load_mask
 from tests import version4
 from tests.version4 import FAMILIES, SOME, WHOLE_LAYER
@@ -69,16 +68,6 @@ def test_every_layout_loads_again_in_a_process_without_this_project(tmp_path, ca
         torch.testing.assert_close(found, expected[directory], msg=lambda text, name=directory: f"{name}: {text}")
 
 
-@pytest.mark.integration
-@pytest.mark.parametrize("name", sorted(FAMILIES.keys() - {*LAYOUTS}))
-def test_their_relatives_are_converted(name, tmp_path):
-    expected = version4.write(tmp_path / "old", FAMILIES[name], SOME)
-    assert main([str(tmp_path / "old"), "--output", str(tmp_path / "new")]) == 0
-    with torch.no_grad():
-        found = load_pruned(tmp_path / "new").eval()(**version4.inputs(FAMILIES[name]))[0]
-    torch.testing.assert_close(found, expected)
-
-
 def test_the_tokenizer_comes_along_into_the_default_output(tmp_path, capsys):
     version4.write(tmp_path / "old", FAMILIES["bert"], SOME)
     (tmp_path / "old" / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hello", "world"]))
@@ -119,11 +108,3 @@ def test_files_that_cannot_be_read(file, text, said, tmp_path, capsys):
     if text is not None:
         (tmp_path / "old" / file).write_text(text)
     assert said in refused(tmp_path, capsys, tmp_path / "old", "--output", tmp_path / "new")
-
-
-def test_a_config_that_cannot_be_converted_and_a_folder_that_is_none(tmp_path, capsys):
-    version4.write(tmp_path / "old", FAMILIES["bert"], SOME)
-    version4.edit_config(tmp_path / "old", pruned_heads={"0": [1], "2": [0]})
-    said = refused(tmp_path, capsys, tmp_path / "old", "--output", tmp_path / "new")
-    assert "use the config.json of these weights" in said
-    assert "does not exist" in refused(tmp_path, capsys, tmp_path / "absent", "--output", tmp_path / "new")

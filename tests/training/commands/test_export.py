@@ -23,6 +23,7 @@ from training.commands.table import run_command
 from training.fit import main as fit
 from training.setup import open_data
 
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("undrawn")]
 CLOSE = {"atol": 5e-6, "rtol": 2e-5}
 
 
@@ -65,7 +66,6 @@ def kept(run, path):
     return load_mask(path, find_attention(dense(run)))
 
 
-@pytest.mark.integration
 def test_any_budget_refitted_without_training(run, tmp_path, capsys):
     """The dense weights, changed behind the heads alone, and nearer to what the dense model says than without a refit."""
     for name, more in (("plain", []), ("refitted", ["--refit"])):
@@ -179,7 +179,6 @@ def test_an_export_is_uploaded_once_it_is_written(run, tmp_path, capsys, monkeyp
     assert uploaded == {"someone/pruned": True, "someone/gates": True}
 
 
-@pytest.mark.integration
 def test_onnx_with_what_goes_with_it(run, tmp_path):
     assert call(run, tmp_path / "out", "--format", "onnx") == 0
     session = onnxruntime.InferenceSession(tmp_path / "out" / "model.onnx")
@@ -222,7 +221,6 @@ def test_a_ranking_without_a_budget_keeps_the_runs_own_mask_of_it(run, tmp_path)
     assert torch.equal(written(run, tmp_path / "out"), kept(run, run / "masks" / "random.json"))
 
 
-@pytest.mark.integration
 def test_a_score_that_no_run_compares_is_computed_from_the_dense_model(run, tmp_path, monkeypatch, capsys):
     """As a comparison computes it, from the weights at the end of fine-tuning; the data are read once for it and the refit."""
     opened = []
@@ -301,50 +299,6 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(run, tmp_path, capsys, mon
     assert message in error
     assert error.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_taken_directory_is_refused_before_any_work(run, tmp_path, capsys):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "thesis.tex").write_text("precious")
-    for format in ("masked", "gates", "onnx"):
-        assert call(run, tmp_path / "out", "--format", format) == 2
-        assert "exists already" in capsys.readouterr().err
-    assert call(run, tmp_path / "out" / "thesis.tex" / "deeper", "--format", "masked") == 2
-    assert "is inside a file" in capsys.readouterr().err
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.tex"]
-
-
-@pytest.mark.integration
-def test_a_run_that_compared_nothing_has_its_own_ranking_alone(run, tmp_path, capsys):
-    copy = shutil.copytree(run, tmp_path / "copy")
-    (copy / "scores.csv").unlink()
-    assert call(copy, tmp_path / "own", "--format", "masked", "--budget", "5") == 0
-    assert call(run, tmp_path / "whole", "--format", "masked", "--budget", "5") == 0
-    assert torch.equal(written(run, tmp_path / "own"), written(run, tmp_path / "whole"))
-    capsys.readouterr()
-    assert call(copy, tmp_path / "out", "--format", "masked", "--ranking", "his") == 2
-    assert "did not compare 'his' and has no mask of it; give --budget" in capsys.readouterr().err
-    assert call(copy, tmp_path / "out", "--format", "masked", "--ranking", "hies", "--budget", "5") == 2  # has an alpha
-    assert "no ranking 'hies'; expected one of learned, or with --budget one of his" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
-def test_damaged_files_of_a_run(run, tmp_path, capsys):
-    copy = shutil.copytree(run, tmp_path / "copy")
-    for lost, said in (
-        ("metrics.json", "it has no metrics.json"),
-        ("config.yaml", "does not hold a run"),
-        ("masks/learned.json", "cannot read the mask file"),
-    ):
-        (copy / lost).rename(tmp_path / "lost")
-        assert call(copy, tmp_path / "out", "--format", "masked") == 2
-        assert said in capsys.readouterr().err
-        (tmp_path / "lost").rename(copy / lost)
-    final = copy / "checkpoints" / "final.ckpt"
-    torch.save(torch.load(final, weights_only=True) | {"state_dict": {}}, final)
-    assert call(copy, tmp_path / "out", "--format", "masked") == 2
-    assert "not of the model" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
 
 
 def test_without_a_form_and_a_directory_it_is_the_pruned_form_beside_the_run(run, tmp_path, capsys, monkeypatch):

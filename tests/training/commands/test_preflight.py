@@ -64,13 +64,6 @@ def test_files_and_folders_that_are_not_there(project):
             check_run(read("fit", ["--model.backbone", "a/b", *given]))
 
 
-@pytest.mark.parametrize(("command", "option"), [("fit", "--model.budget"), ("compare", "--budgets")])
-@pytest.mark.parametrize("budget", ["0", "0.0"])
-def test_a_budget_of_no_heads_is_refused(command, option, budget):
-    with pytest.raises(GateError, match=f"{option} has {budget}, .*expected at least 1 head"):
-        check_run(read(command, ["--config", "default.yaml", option, budget]))
-
-
 def test_without_a_network_the_hub_is_left_after_one_attempt(project, monkeypatch, capsys):
     monkeypatch.delenv("HF_HUB_OFFLINE")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
@@ -79,10 +72,6 @@ def test_without_a_network_the_hub_is_left_after_one_attempt(project, monkeypatc
     project("--model.backbone", "nobody/nothing")
     assert os.environ["HF_HUB_OFFLINE"] == "1"
     assert "'nobody/nothing' is not a folder here, and the Hugging Face Hub does not answer" in capsys.readouterr().err
-
-
-def test_a_data_set_of_the_hub_is_not_looked_for():
-    check_run(read("fit", ["--model.backbone", "bert-base-uncased", "--data.dataset", "glue", "--data.subset", "sst2"]))
 
 
 @pytest.mark.parametrize("method", ["relevance", "relevance(rule=gradient-x-input)+swap"])

@@ -55,19 +55,6 @@ def comparison(folder, heads, *, metric="test_bleu", by_kind=None, quality=20.0)
     return str(folder)
 
 
-@pytest.mark.parametrize(
-    ("by_kind", "title"),
-    [
-        ({4: {"encoder": 1}}, "8 heads (encoder 1)"),
-        ({4: {"encoder": 1, "cross": 2}, 2: {"cross": 1}}, "8 heads (encoder 1, cross 2)"),
-        ({2: {"encoder": 1}}, "8 heads"),
-    ],
-)
-def test_budgets_per_kind_are_named(by_kind, title, tmp_path, capsys):
-    assert main([comparison(tmp_path / "a", 8, by_kind=by_kind), "--metric", "test_bleu"]) == 0
-    assert f"| stage | method | 16 heads | {title} |" in capsys.readouterr().out
-
-
 def test_budgets_of_different_kinds_are_different_columns(tmp_path, capsys):
     """12 of 16 heads either way: no mean of the two is taken."""
     paths = [comparison(tmp_path / kind, 12, by_kind={6: {kind: 2}}) for kind in ("encoder", "cross")]
@@ -195,17 +182,3 @@ def test_what_masks_keep_of_facts_is_a_share_of_the_best_mask(tmp_path, capsys):
     header, _, row = capsys.readouterr().out.splitlines()
     assert header == "| method | share, 6 heads | share, 4 heads | carriers, 6 heads | carriers, 4 heads |"
     assert row == "| his | 0.62 ± 0.18 | 0.50 ± 0.00 | 0.75 | 0.50 |"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["{}", "--truth", "facts"], "has no interchange.csv; compare --config configs/embedded_truth.yaml writes one"),
-        (["{}", "--truth", "methods"], "has no truth.csv; compare --config configs/known_truth.yaml writes one"),
-        (["{}", "{}", "--truth", "methods"], "--truth is of one comparison, but 2 directories are given"),
-        (["{}", "--truth", "methods", "--stage", "retrained"], "--stage is given, but --truth does not use it"),
-    ],
-)
-def test_a_truth_that_is_not_there_is_said(arguments, said, tmp_path, capsys):
-    assert main([argument.format(tmp_path) for argument in arguments]) == 2
-    assert said in capsys.readouterr().err

@@ -1,6 +1,5 @@
 """Experiments on disk: made once, whole or not there."""
 
-import errno
 import json
 import multiprocessing
 import os
@@ -192,15 +191,6 @@ def test_scores_that_have_changed_are_named(damage, tmp_path):
         scores["his"]
 
 
-def test_a_disk_that_is_full_is_told_with_the_experiment(tmp_path):
-    def fail(folder):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with pytest.raises(OSError, match="No space left") as told:
-        ExperimentCache(tmp_path).get_or_make({"x": 1}, fail)
-    assert told.value.filename == str(tmp_path / key_of({"x": 1}))
-
-
 def test_damaged_weights_of_an_experiment_are_named_with_what_to_do(tmp_path):
     """They can be made again, as no checkpoint of a run can."""
     weights = tmp_path / "0a1b" / "weights.ckpt"
@@ -242,13 +232,3 @@ def test_a_copy_of_a_checkpoint_is_the_same(tmp_path):
     assert ExperimentCache(tmp_path).get({"a": 1}) is not None  # what needs the weights says that they are gone
     write_checkpoint(content, folder / "weights.ckpt")
     assert ExperimentCache(tmp_path).get({"a": 1}) is not None
-
-
-def test_a_file_that_an_experiment_has_not_left_is_told(tmp_path):
-    """Weights would be read that nobody has compared with anything."""
-    folder = ExperimentCache(tmp_path).get_or_make({"a": 1}, lambda folder: {}).path
-    (folder / ".DS_Store").touch()  # of a file browser
-    assert ExperimentCache(tmp_path).get({"a": 1}) is not None
-    with_weights(1)(folder)
-    with pytest.raises(GateError, match=rf"^'{folder}/weights.ckpt' is not of the experiment that lies there; remove it"):
-        ExperimentCache(tmp_path).get({"a": 1})

@@ -21,6 +21,7 @@ def test_a_fact_that_no_head_carries_has_no_shares():
     torch.testing.assert_close(shares_of(found), torch.tensor([0.25, 0.25]))
 
 
+@pytest.mark.integration
 def test_a_model_that_has_learned_nothing_has_no_effects_and_its_user_is_told(monkeypatch):
     monkeypatch.setattr("training.comparison.tables.ROWS", 48)
     pruner, data = make_pruner(), make_data(interchange=True)
@@ -34,6 +35,7 @@ def test_a_model_that_has_learned_nothing_has_no_effects_and_its_user_is_told(mo
     assert without_facts(SimpleNamespace(data=make_data().options), [0], results) is None
 
 
+@pytest.mark.integration
 def test_effects_are_of_the_open_model_and_of_every_fact(monkeypatch):
     monkeypatch.setattr("training.comparison.tables.ROWS", 48)
     monkeypatch.setattr("training.comparison.tables.LEARNED", 0.0)  # so short a training teaches nothing

@@ -8,7 +8,6 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from gates.errors import GateError
 from tests.training.runs import MODEL, make_data, make_options, make_setup
 from training.comparison.cache import ExperimentCache, options_after_finetuning
 from training.comparison.experiments import GATES_OVER_TIME, PREDICTIONS, WEIGHTS, Experiments, backbone_of, read_weights
@@ -61,6 +60,7 @@ def test_averaging_over_another_retrain_phase_is_another_experiment():
     assert lengths == [{}, {}, {"prune": 1.0, "retrain": 1.0}, {"prune": 1.75, "retrain": 0.25}]
 
 
+@pytest.mark.integration
 def test_another_length_is_another_experiment_of_the_same_dense_model(tmp_path):
     """Nothing that was trained for so long is found by a comparison that trains for longer, in one folder of experiments."""
     mask, keys = torch.tensor([1.0, 1, 0, 0, 0, 0, 0, 0]), []
@@ -75,6 +75,7 @@ def test_another_length_is_another_experiment_of_the_same_dense_model(tmp_path):
     assert all(one < other for one, other in zip(few, many, strict=True))
 
 
+@pytest.mark.integration
 def test_new_weights_are_not_those_the_dense_model_began_with(tmp_path):
     class First(pl.Callback):
         def on_train_start(self, trainer, pl_module):
@@ -107,6 +108,7 @@ class Averaged(AverageWeights):
             self.at.append(trainer.global_step)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("epochs", "end"), [(None, 3 * 16), (4.0, 4 * 16)])
 def test_new_weights_are_averaged_over_the_last_checkpoints_of_their_training(tmp_path, epochs, end):
     """As those of a run are: it is one phase, whatever phases the comparison has."""
@@ -144,6 +146,7 @@ def test_a_checkpoint_without_a_cost_has_cost_nothing_yet(tmp_path):
     assert CostInCheckpoints.read(tmp_path / "last.ckpt", "ab") == Cost()
 
 
+@pytest.mark.integration
 def test_each_training_ends_where_its_phase_does_and_is_done_once(experiments, monkeypatch):
     dense, learned = experiments.dense(), experiments.learn({"budget": 3})
     retrained = [experiments.retrain(MASK, start=start, changes={}) for start in (dense, learned)]
@@ -177,6 +180,7 @@ def test_the_dense_weights_are_evaluated_whatever_was_trained_in_between(experim
     assert all(torch.equal(own[name], tensor) for name, tensor in weights.items() if name.startswith("backbone."))
 
 
+@pytest.mark.integration
 def test_what_takes_the_place_of_closed_heads_is_another_experiment(experiments):
     found = [experiments.post_hoc(MASK, replacement=how) for how in ("zero", "mean", "uniform", "constants")]
     assert len({one.key for one in found}) == 4
@@ -188,6 +192,7 @@ def test_what_takes_the_place_of_closed_heads_is_another_experiment(experiments)
     assert "test_loss" not in only.result
 
 
+@pytest.mark.integration
 def test_refitted_weights_are_for_their_mask_and_what_they_start_from(experiments):
     dense, learned = experiments.dense(), experiments.learn({"budget": 3})
     search = RefitSearch(ridges=[0.01, 1.0], rows=8)
@@ -209,13 +214,6 @@ def test_refitted_weights_are_for_their_mask_and_what_they_start_from(experiment
     assert plain.result["test_loss"] != refitted.result["test_loss"]
     trained = experiments.retrain(MASK, start=refits[0], changes={})
     assert trained.result["steps"] == experiments.retrain(MASK, start=dense, changes={}).result["steps"]
-
-
-def test_weights_that_are_gone_are_named(experiments, tmp_path):
-    cache = ExperimentCache(tmp_path)
-    start = cache.get_or_make({"experiment": "learn"}, lambda folder: {})
-    with pytest.raises(GateError, match=r"holds no weights; delete .* and start again"):
-        experiments.with_weights(start, {})
 
 
 def test_another_seed_has_other_experiments(tmp_path):

@@ -40,6 +40,7 @@ def train(mask, seed=5):
     return pruner, watch
 
 
+@pytest.mark.integration
 def test_all_new_weights_are_trained_with_the_mask_and_without_a_teacher():
     mask = torch.tensor([1.0, 0, 0, 1, 0, 0, 1, 0])
     pruner, watch = train(mask)

@@ -2,9 +2,7 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
 from transformers import BertConfig, BertModel
@@ -14,7 +12,6 @@ from gates.gating.budget import counts_by_site
 from gates.gating.latency import SLACK, LatencyTable, SiteTimes, TimeLimit
 from tests.gates.latency_tables import table_of
 from tests.training.runs import MODEL, make_data, make_setup, run_fit, shared_folder, write_config
-from training.commands.export import load_trained
 from training.commands.table import run_command
 from training.comparison import latency as in_time
 from training.comparison.latency import latency_sentence, limit_of, measured_table, timed
@@ -88,31 +85,6 @@ def test_the_run_says_what_was_to_be_what_was_predicted_and_what_is(timed_run):
 
 
 @pytest.mark.integration
-def test_tables_tell_the_budget_by_the_most_heads_within_it(timed_run, undrawn):
-    run, _ = timed_run
-    limit, metrics = TimeLimit.parse(BUDGET, tiny_table()), json.loads((run / "metrics.json").read_text())
-    rows = pd.read_csv(run / "comparison.csv")
-    pruned = rows[rows["method"] != "dense"]
-    assert metrics["budgets"] == [limit.most] == pruned["budget"].unique().tolist()
-    assert metrics["within"] == {str(limit.most): str(limit)}
-    assert (pruned["heads"] <= limit.most).all()
-    assert rows[rows["method"] == "dense"]["budget"].tolist() == [8]
-    assert f"- **{limit.most} heads at most, within {limit}**" in (run / "verdict.md").read_text()
-    assert run_command("report", [str(run), "--output", str(run.parent / "report.html")]) == 0
-    assert f"{limit.most} heads at most, within {limit}" in (run.parent / "report.html").read_text()
-
-
-@pytest.mark.integration
-def test_expected_and_target_times_are_logged(timed_run):
-    run, _ = timed_run
-    log = pd.read_csv(run / "metrics.csv")[["step", "latency/expected", "latency/target"]].dropna()
-    limit = TimeLimit.parse(BUDGET, tiny_table())
-    assert log["latency/target"].is_monotonic_decreasing
-    assert log["latency/target"].iloc[-1] == pytest.approx(limit.milliseconds)
-    assert (log["latency/expected"] <= log["latency/target"] + 1e-3).all()
-
-
-@pytest.mark.integration
 def test_a_run_that_is_resumed_goes_by_its_own_table(timed_run, tmp_path, capsys):
     """Also where all but the table is given anew, and with nothing trained twice; with another table it is refused."""
     given = arguments(tmp_path)
@@ -127,17 +99,6 @@ def test_a_run_that_is_resumed_goes_by_its_own_table(timed_run, tmp_path, capsys
     replace(tiny_table(), rest=1.5).write(tmp_path / "table.json")
     assert main(again) == 2
     assert "this has changed since" in capsys.readouterr().err
-
-
-@pytest.mark.integration
-def test_trained_models_are_read_and_exported_again(timed_run, tmp_path):
-    run, _ = timed_run
-    trained = load_trained(str(run))
-    assert trained.options.budget == TimeLimit.parse(BUDGET, tiny_table())
-    assert trained.method == "learned+swap"
-    for name, more in (("again", []), ("refit", ["--refit"])):
-        given = [str(run), "--format", "pruned", *more, "--output", str(tmp_path / name), "--measure", "[]"]
-        assert run_command("export", given) == 0
 
 
 def test_a_table_is_measured_where_none_is_given_and_read_where_the_run_goes_on(tmp_path, monkeypatch):
@@ -240,47 +201,3 @@ def test_a_comparison_measures_one_table_and_goes_on_with_it(tmp_path, monkeypat
     assert run_command("compare", [*line, "--data.eval_batch_size", "4"]) == 0
     assert len(measured) == 2
     assert LatencyTable.read(tmp_path / "comparison" / LATENCY) == tiny_table()
-
-
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        (["--budgets", "7ms,7.01ms"], "heads in all, or a time at most; tables tell budgets by this number"),
-        (["--budgets", "1.5x"], "a share of the dense model's time"),
-        (["--budgets", "7ms", "--methods", "dsp"], "relaxed-top-k gates are not held to a time"),
-        (["--budgets", "99ms"], "nothing would be pruned"),
-        (
-            ["--budgets", "12s"],
-            "--budgets has '12s'; expected numbers of heads, fractions, one of these per kind, or a time such as",
-        ),
-    ],
-)
-def test_times_that_a_comparison_cannot_have_are_one_sentence(tmp_path, capsys, more, said):
-    tiny_table().write(tmp_path / "table.json")
-    own = ["--config", write_config(tmp_path), "--run_dir", str(tmp_path / "comparison"), "--methods", "his,random"]
-    assert run_command("compare", [*own, "--model.latency_table", str(tmp_path / "table.json"), *more]) == 2
-    error = capsys.readouterr().err
-    assert said in " ".join(error.split())
-    assert error.splitlines()[-1].startswith("error: ")
-
-
-@pytest.mark.integration
-def test_a_configuration_with_a_time_serves_a_comparison_with_heads(tmp_path):
-    config = Path(write_config(tmp_path))
-    config.write_text(config.read_text().replace("budget: 3", "budget: 0.7x").replace("compare: none", ""))
-    own = ["--config", str(config), "--run_dir", str(tmp_path / "comparison"), "--methods", "random", "--stages", "post hoc"]
-    assert run_command("compare", [*own, "--budgets", "3", "--seeds", "0"]) == 0
-    assert pd.read_csv(tmp_path / "comparison" / "comparison.csv")["heads"].tolist() == [8, 3]
-
-
-def test_the_command_writes_a_table_for_many_runs(tmp_path, capsys):
-    config, output = write_config(tmp_path), tmp_path / "latency.json"
-    sizes = ["--batch_size", "3", "--length", "5"]
-    assert run_command("latency", ["--config", config, "--output", str(output), *sizes]) == 0
-    table = LatencyTable.read(output)
-    table.check_fits({"encoder.0": 4, "encoder.1": 4}, "head")
-    assert table.inputs == {"input_ids": [3, 5], "attention_mask": [3, 5]}
-    assert "milliseconds of a site" in capsys.readouterr().out
-    (tmp_path / "other.json").write_text("my own file")
-    assert run_command("latency", ["--config", config, "--output", str(tmp_path / "other.json")]) == 2
-    assert "is no latency table, so it is not replaced" in capsys.readouterr().err

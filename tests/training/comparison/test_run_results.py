@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from training.comparison.run import metrics_on_test, source_of
+from training.comparison.run import source_of
 from training.comparison.terminal import gates_sentence
 from training.config.data import ParallelText, Synthetic, Text
 from training.tasks.classification import Regression
@@ -29,16 +29,6 @@ def test_a_local_folder_is_named_by_its_last_part(tmp_path):
     (tmp_path / "reviews").mkdir()
     options = Text(dataset=str(tmp_path / "reviews"))
     assert source_of(SimpleNamespace(options=options, task=Regression(), more_tests=[]))["dataset"] == "reviews"
-
-
-def test_further_test_splits_are_named_as_their_metrics_begin():
-    data = SimpleNamespace(options=Synthetic(), task=Regression(), more_tests=["test_brown", "test_news"])
-    assert source_of(data)["more_splits"] == ["brown", "news"]
-
-
-def test_the_loss_comes_after_the_task_metrics():
-    row = {"heads": 3, "test_loss": 0.5, "select_f1": 0.1, "test_accuracy": 0.9, "test_f1": 0.8}
-    assert list(metrics_on_test(row).items()) == [("accuracy", 0.9), ("f1", 0.8), ("loss", 0.5)]
 
 
 def test_the_end_of_a_run_says_how_many_gates_closed_by_themselves_and_what_to_do_where_these_are_few():

@@ -131,14 +131,6 @@ def test_a_given_mask_is_taken_as_it_is_at_its_own_budget(tmp_path):
     assert experiments.searched == [("swap", [1, 4], None, "dense")]
 
 
-@pytest.mark.parametrize("prices", [[], [0.01]])
-def test_one_price_is_not_tried(prices):
-    experiments = GivenExperiments(lambda mask: pytest.fail("tried"))
-    found = select(experiments, 4, prices)
-    assert kept(found.mask) == [4, 5, 6, 7]
-    assert (found.cost.steps, found.cost.seconds) == (16, 1.0)
-
-
 def test_a_price_that_leaves_just_the_budget_open_has_its_own_mask():
     """Whatever closed last: those gates are open that it left so, of all kinds or of each."""
     own = [head for head, value in enumerate(LOG_ALPHA) if value > 0]
@@ -304,11 +296,3 @@ def test_behind_refits_the_mask_of_the_best_refit_is_taken_and_each_refit_is_pai
     assert kept(found.mask) == mask
     assert found.refit.key == f"refitted {mask}"
     assert found.cost.seconds == 1.0 + 1.0 + 3.0 + 3 * 7.0
-
-
-def test_learning_once_tries_nothing_else():
-    experiments = GivenExperiments(lambda mask: 1.0)
-    selector = MaskSelector(experiments, [4, 2], restarts=RestartSearch(count=1))
-    found = selector.select(Method.parse("learned+restarts"), Budget(4, {}))
-    assert torch.equal(found.mask, selector.select(Method("learned"), Budget(4, {})).mask)
-    assert experiments.searched[0][:2] == ("judge", 1)

@@ -47,15 +47,6 @@ def results_of(data, *rows):
     return Results(rows=[make_row(*row) for row in rows], data=data)
 
 
-def test_a_mask_and_a_site_are_one_line_each(compared):
-    run, _ = compared
-    for name in ("masks.json", "sites.json"):
-        text = (run / name).read_text()
-        first, *lines, last = text.splitlines()
-        assert (first, last) == ("[", "]")
-        assert [json.loads(line.rstrip(",")) for line in lines] == json.loads(text)
-
-
 def test_samples_are_of_the_first_seed_and_of_whole_splits():
     data = make_translation_data()
     pairs = data.texts["test"]

@@ -68,12 +68,6 @@ def test_a_comparison_is_a_group_with_a_run_for_every_experiment(tmp_path, monke
     assert capfd.readouterr().err == ""
 
 
-def test_nothing_is_sent_where_it_is_disabled(tmp_path):
-    folder = write_comparison(tmp_path / "cmp", methods=("his",), budgets=(4,), seeds=(0,))
-    send_comparison(RunDirectory(folder), WandbOptions(mode="disabled"), {}, "accuracy")
-    assert not list((folder / "wandb").glob("*run-*"))
-
-
 def test_the_summary_of_a_run_is_flat_and_says_what_was_lost():
     measured = {"select_accuracy": 0.9, "steps": 12, "seconds": 2.5, "peak_memory_mb": None}
     of = {("dense", "post hoc"): 0.95, ("learned", "post hoc"): 0.6, ("learned", "retrained"): 0.92}

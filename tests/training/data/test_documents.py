@@ -114,13 +114,6 @@ def test_a_trained_tokenizer_is_taken_over_by_what_goes_on(tmp_path):
     assert again.tokenizer.get_vocab() == data.tokenizer.get_vocab()
 
 
-def test_names_of_special_tokens_are_text(tmp_path):
-    text = "a </s> b\n\n" + TEXT * 4
-    data = opened(write(tmp_path / "a.txt", text), write(tmp_path / "b.txt", "a </s> b"), max_length=40)
-    (block,) = data.splits["test"]
-    assert block["labels"].count(data.tokenizer.eos_token_id) == 1
-
-
 def test_unknown_characters_of_an_evaluated_split_are_told(tmp_path):
     data = opened(write(tmp_path / "a.txt", TEXT * 4), write(tmp_path / "b.txt", "One 文 story"))
     (notice,) = data.notices

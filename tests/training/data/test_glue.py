@@ -85,13 +85,6 @@ def test_matched_and_mismatched_are_other_texts_with_the_same_choices(hub):
     assert matched.fingerprint() != other.fingerprint()
 
 
-def test_another_metric_takes_the_place_of_the_known_one():
-    assert Glue(subset="cola").sentences.metric == "matthews"
-    found = Glue(subset="mrpc", metric="accuracy").sentences
-    assert (found.metric, found.positive) == ("accuracy", None)
-    assert Glue(subset="stsb", metric="spearman").sentences.metric == "spearman"
-
-
 @pytest.mark.parametrize(
     ("more", "said"),
     [

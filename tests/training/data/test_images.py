@@ -5,14 +5,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers import BertConfig, ViTConfig, ViTForImageClassification, ViTImageProcessor
+from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 
 from gates.errors import GateError
 from training.config import Source
 from training.config.data import Images
-from training.data.image_folders import open_image, read_folder
+from training.data.image_folders import open_image
 from training.data.images import ImagesData
-from training.tasks import ImageClassification
 
 MODEL = {"model_type": "vit", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
 VIT = MODEL | {"patch_size": 4}
@@ -113,31 +112,6 @@ def test_sizes_that_do_not_fit_are_refused(tmp_path):
         data.task.build(Source(from_scratch=MODEL | {"model_type": "bert"}), data.processor)
 
 
-def test_a_model_of_text_is_refused(tmp_path):
-    with pytest.raises(GateError, match="'x' is a bert model, which does not classify images"):
-        opened(tmp_path).check_backbone(BertConfig(), "x")
-
-
-def test_folders_that_are_none_are_named(tmp_path):
-    with pytest.raises(GateError, match=r"the train folder .* does not exist"):
-        read_folder(str(tmp_path / "none"), "train")
-    (tmp_path / "a").mkdir()
-    with pytest.raises(GateError, match="has no folders; expected one for each class"):
-        read_folder(str(tmp_path / "a"), "train")
-    (tmp_path / "a" / "red").mkdir()
-    with pytest.raises(GateError, match="red' has no images"):
-        read_folder(str(tmp_path / "a"), "train")
-
-
-def test_wrong_classes_are_named(tmp_path):
-    write_images(tmp_path / "test", ("blue", "green"))
-    with pytest.raises(GateError, match="the test images have the class 'green', but no training image has it"):
-        opened(tmp_path)
-    write_images(tmp_path / "one" / "train", ("blue",))
-    with pytest.raises(GateError, match="all training images have the class 'blue'"):
-        opened(tmp_path / "one")
-
-
 @pytest.mark.parametrize("damage", [lambda whole: whole[:100], lambda whole: b"", lambda whole: b"<html>"])
 def test_a_broken_image_is_named(tmp_path, damage):
     opened(tmp_path)
@@ -157,11 +131,3 @@ def test_hub_data_are_taken_as_they_are_stored(tmp_path):
     assert found[0]["image"]["path"] == files[0]
     with pytest.raises(GateError, match="no one column of the train split"):
         ImagesData(Images(dataset="some", image_column="picture"))._columns_of("train", rows)
-
-
-def test_folders_and_a_data_set_exclude_each_other():
-    with pytest.raises(GateError, match="either a hub dataset"):
-        Images()
-    with pytest.raises(GateError, match="results need a test folder"):
-        Images(train_folder="a")
-    assert isinstance(ImageClassification(["a", "b"]).main_metric, str)

@@ -113,12 +113,6 @@ def test_bad_input_is_named_in_one_sentence(change, said, files):
         aligned(files, **change).build(None)
 
 
-def test_a_wrong_encoding_is_named(files, tmp_path):
-    (tmp_path / "latin.de").write_bytes("\n".join(TARGET).encode("latin-1"))
-    with pytest.raises(GateError, match=r"latin.de' is not UTF-8 \(line 1\)"):
-        aligned(files, train_target=str(tmp_path / "latin.de")).build(None)
-
-
 def test_lines_that_do_not_belong_together_are_noticed(files):
     with pytest.raises(GateError, match="24 of 24 training pairs"):
         aligned(files, target=["x"] * 24, select_source=files("d.en", ["a"]), select_target=files("d.de", ["a"])).build(None)
@@ -151,14 +145,6 @@ def test_empty_test_pairs_are_left_out_if_asked_for(files):
     data.build(None)
     assert data.texts["test"].source == [SOURCE[0], SOURCE[2]]
     assert data.notices == ["1 of 3 test pairs are left out: a side is empty"]
-
-
-def test_options_that_leave_nothing_out_change_nothing(files):
-    plain, lenient = aligned(files), aligned(files, skip_unfit_pairs=True, skip_empty=True)
-    plain.build(None)
-    lenient.build(None)
-    assert plain.fingerprint() == lenient.fingerprint()
-    assert plain.notices == lenient.notices == []
 
 
 def from_file(path):

@@ -92,19 +92,3 @@ def pipeline(spacy, *, parses=True):
         spacy.Language.component("chain_of_words", func=chain)
         made.add_pipe("chain_of_words")
     return made
-
-
-def test_sentences_of_a_pipeline_without_its_white_space(spacy, monkeypatch):
-    monkeypatch.setattr(spacy, "load", lambda name: pipeline(spacy))
-    trees = parse_texts("a_pipeline", ["She  sleeps well. So what", "   "])
-    assert [tree.words for tree in trees] == [["She", "sleeps", "well", "."], ["So", "what"]]
-    assert trees[0].heads == [-1, 0, 1, 2]  # sleeps depends on the white space, and that on She
-    assert trees[0].relations == ["root", "dep", "dep", "dep"]
-
-
-def test_pipelines_that_are_missing_or_do_not_parse_are_told(spacy, monkeypatch):
-    with pytest.raises(GateError, match="spaCy has no pipeline 'no_such_pipeline' here; run"):
-        parse_texts("no_such_pipeline", ["she sleeps"])
-    monkeypatch.setattr(spacy, "load", lambda name: pipeline(spacy, parses=False))
-    with pytest.raises(GateError, match="the pipeline 'blank' has no parser; give one with a parser"):
-        parse_texts("blank", ["she sleeps"])

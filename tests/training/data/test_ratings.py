@@ -41,16 +41,6 @@ def test_what_is_no_number_is_named(tmp_path, label):
         opened(tmp_path, Ratings, ["1", "2", label, "3"])
 
 
-def test_one_number_alone_says_nothing(tmp_path):
-    with pytest.raises(GateError, match="all examples of the train split have the number '2'"):
-        opened(tmp_path, Ratings, ["2", "2.0", "2"])
-
-
-def test_classes_that_are_numbers_are_pointed_to_ratings(tmp_path):
-    with pytest.raises(GateError, match="--data Ratings"):
-        opened(tmp_path, Text, ["0.5", "1.5", "0.5", "1.5"])
-
-
 @pytest.mark.parametrize(
     ("labels", "positive", "order"),
     [(["1", "0"], None, ["0", "1"]), (["yes", "no"], "no", ["yes", "no"]), (["same", "other"], "other", ["same", "other"])],
@@ -81,8 +71,3 @@ def test_the_order_of_a_model_that_states_its_classes_stays(tmp_path):
     assert data.labels == ["yes", "no"]
     with pytest.raises(GateError, match=r"the model states the classes 'yes' and 'no' in this order.*--data.positive 'no'"):
         opened(tmp_path, Text, ["yes", "no"] * 5, ["yes", "no"], metric="binary_f1", positive="yes")
-
-
-def test_a_positive_class_without_its_metric_is_refused():
-    with pytest.raises(GateError, match=r"positive is 'yes', but only --data.metric binary_f1 uses it"):
-        Text(train_file="a", test_file="b", positive="yes")

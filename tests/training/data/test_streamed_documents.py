@@ -4,14 +4,11 @@ import json
 import shutil
 from itertools import islice
 
-import pandas as pd
 import pytest
 import torch
-from huggingface_hub import ModelCard
 
 from gates.errors import GateError
 from tests.training.causal_runs import MODEL
-from training.commands.table import run_command
 from training.config.data import Documents
 from training.data import documents as streamed_documents
 from training.data.documents import DocumentsData, StreamedDocumentsData, StreamedRows
@@ -175,27 +172,6 @@ def arguments(files, tmp_path_factory):
         "trainer: {accelerator: cpu, enable_progress_bar: false}\nwandb: {mode: disabled}\nsave_every: 3\n"
     )
     return ["--config", str(folder / "stream.yaml"), "--retrained", "[dense]", "--curve", "[]"]
-
-
-@pytest.mark.integration
-def test_a_run_trains_compares_and_exports(arguments, files, tmp_path, capsys):
-    run, more = tmp_path / "run", {"again": files["test_file"], "other": files["select_file"]}
-    assert fit([*arguments, "--data.more_tests", json.dumps(more), "--run_dir", str(run)]) == 0
-    assert (run / "export" / "model.safetensors").is_file()
-    table = pd.read_csv(run / "comparison.csv")
-    assert "his" in set(table["method"])
-    for metric in ("loss", "perplexity", "word_perplexity", "byte_perplexity", "accuracy"):
-        assert (table[f"test_again_{metric}"] == table[f"test_{metric}"]).all()
-        assert (table[f"test_other_{metric}"] == table[f"select_{metric}"]).all()  # both are the first blocks of one file
-    results = ModelCard.load(run / "export" / "README.md").data.eval_results
-    of = {(one.dataset_split, one.metric_name): one.metric_value for one in results}
-    names = set(Documents.metrics)
-    assert of.keys() == {(split, name) for split in ("test", "again", "other") for name in names}
-    assert all(of["test", name] == of["again", name] != of["other", name] for name in names)
-    capsys.readouterr()
-    assert run_command("summary", [str(run), "--metric", "test_other_perplexity", "--stage", "retrained"]) == 0
-    dense = table[(table["method"] == "dense") & (table["stage"] == "retrained")].iloc[0]
-    assert f"| retrained | dense | {dense['test_other_perplexity']:.1f} |" in capsys.readouterr().out
 
 
 @pytest.mark.integration

@@ -8,7 +8,6 @@ import pytest
 
 from gates.errors import GateError
 from training.config.data import Documents
-from training.data import documents as streams
 from training.data.documents import TextStream, open_streams, read_documents, stream_documents
 
 TEXTS = [f"Story {number}, \u201cdéjà vu\u201d.\nIt has {number} lines, or 2." for number in range(40)]
@@ -96,29 +95,6 @@ def test_what_cannot_be_streamed_is_refused(tmp_path):
         texts_of(tmp_path / "e.txt")
     with pytest.raises(GateError, match="neither a local folder nor a reachable hub name"):
         open_streams(Documents(dataset=str(tmp_path / "none"), streaming=True, train_blocks=8))
-
-
-def test_a_document_without_end_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(streams, "LONGEST", 50)
-    with pytest.raises(GateError, match=r"more than 50 characters; see --data\.documents"):
-        texts_of(write(tmp_path / "a.txt", "a line\n" * 20))
-    assert len(texts_of(write(tmp_path / "a.txt", "a line\n" * 20), documents="line")) == 20
-
-
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        ({"streaming": True}, r"give the number of blocks in an epoch, such as --data\.train_blocks"),
-        ({"train_blocks": 8}, r"train_blocks is 8, but only a stream uses it; add --data\.streaming true"),
-        ({"streaming": True, "train_blocks": 8, "num_workers": 2}, "num_workers is 2, .*; expected 0"),
-        ({"streaming": True, "train_blocks": 8, "documents": "file"}, "give line or blank_line"),
-        ({"streaming": True, "train_blocks": 0}, "train_blocks is 0"),
-        ({"streaming": True, "train_blocks": 8, "shuffle_buffer": 0}, "shuffle_buffer is 0"),
-    ],
-)
-def test_options_that_do_not_go_together_are_refused(more, said):
-    with pytest.raises(GateError, match=said):
-        Documents(train_file="a.txt", test_file="b.txt", **more)
 
 
 def test_errors_of_a_connection_that_breaks_off_are_one_sentence():

@@ -31,18 +31,8 @@ def test_training_is_reproducible_and_survives_saving(kind, tmp_path):
     assert again.pad_token_id == tokenizer.pad_token_id
 
 
-def test_a_vocabulary_below_the_alphabet_is_refused():
-    with pytest.raises(GateError, match=r"vocab_size is 20, but .* different characters"):
-        train_subwords(TEXTS, vocab_size=20)
-
-
 def test_characters_are_counted_in_their_composed_form():
     texts = ["".join(chr(code) + "\u0301" for code in map(ord, "aeiou"))]  # 6 code points, 5 letters
     train_subwords(texts, vocab_size=3 + 5 + 1)
     with pytest.raises(GateError, match="5 different characters; expected at least 9"):
         train_subwords(texts, vocab_size=8)
-
-
-def test_an_unknown_kind_is_refused():
-    with pytest.raises(GateError, match="subwords is 'bbpe'; expected one of 'bpe', 'unigram'"):
-        train_subwords(TEXTS, kind="bbpe")

@@ -5,7 +5,7 @@ import json
 
 import datasets
 import pytest
-from transformers import BertTokenizerFast, ByT5Tokenizer
+from transformers import BertTokenizerFast
 
 from gates.errors import GateError
 from training.config.data import Tags
@@ -86,12 +86,6 @@ def test_what_a_file_lacks_is_told_with_its_place(tmp_path, name, text, said):
         read_tagged(written(tmp_path, name, text), OPTIONS)
 
 
-@pytest.mark.parametrize("column", ["0", "4", "upos"])
-def test_a_column_that_is_none_is_refused(tmp_path, column):
-    with pytest.raises(GateError, match=f"tags_column is '{column}', but .* has 3 columns; expected a number from 1 to 3"):
-        read_tagged(written(tmp_path, "a.conll", CONLL), Tags(train_file="a", test_file="b", tags_column=column))
-
-
 def test_tags_of_training_are_all_there_are():
     train = [Tagged(["a", "b"], ["O", "B-PER"])]
     assert check_tags({"train": train}) == ["B-PER", "O"]
@@ -150,11 +144,6 @@ def test_entities_are_measured_where_tags_are_whole(tmp_path):
         opened(tmp_path, lines("the/O king/I-PER"), metric="entity_f1")
     with pytest.raises(GateError, match="entity_f1 needs BIO or IOBES tags such as B-PER, but the tags are DET, NOUN"):
         opened(tmp_path, lines("the/DET king/NOUN"), metric="entity_f1")
-
-
-def test_a_slow_tokenizer_is_refused(tmp_path):
-    with pytest.raises(GateError, match="ByT5Tokenizer is a slow tokenizer"):
-        opened(tmp_path, lines("the/O king/B-PER"), tokenizer=ByT5Tokenizer())
 
 
 def test_the_order_of_a_fine_tuned_model_stays_and_counts(tmp_path):

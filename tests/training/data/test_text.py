@@ -1,8 +1,6 @@
 import gzip
 import json
 
-import datasets
-import huggingface_hub
 import pandas as pd
 import pytest
 from datasets import Dataset
@@ -183,19 +181,6 @@ def test_further_splits_of_a_data_set(tmp_path):
     assert (read["test"].num_rows, read["test_other"].num_rows) == (20, 8)
     with pytest.raises(GateError, match="has no split 'mismatched' for test_other; it has train, validation, test"):
         TextData(Text(dataset=str(tmp_path), more_tests={"other": "mismatched"})).load_splits()
-
-
-@pytest.mark.parametrize("arguments", [{}, {"dataset": "glue", "train_file": "x", "test_file": "y"}, {"train_file": "x"}])
-def test_contradictory_sources(arguments):
-    with pytest.raises(GateError):
-        Text(**arguments)
-
-
-def test_an_unreachable_hub_data_set(monkeypatch):
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)  # as of the variable, which was read on import
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    with pytest.raises(GateError, match="'nobody/nothing'"):
-        TextData(Text(dataset="nobody/nothing")).load_splits()
 
 
 def test_a_folder_without_a_vocabulary_has_no_tokenizer(tmp_path):

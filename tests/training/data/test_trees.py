@@ -61,22 +61,6 @@ def test_what_is_no_treebank_is_told_with_its_line(tmp_path, lines, message):
         read_treebank(write(tmp_path, lines))
 
 
-def test_lines_are_counted_over_sentences(tmp_path):
-    with pytest.raises(GateError, match=r"line 6 of .* has the ID 4"):
-        read_treebank(write(tmp_path, ["# one", *GOOD], [row(4, "a", 0, "root")]))
-
-
-def test_files_that_are_missing_empty_or_in_another_encoding(tmp_path):
-    with pytest.raises(GateError, match=r"the treebank file .* does not exist"):
-        read_treebank(str(tmp_path / "none.conllu"))
-    (tmp_path / "latin.conllu").write_bytes("\n".join(GOOD).replace("She", "Zoë").encode("latin-1"))
-    with pytest.raises(GateError, match=r"is not UTF-8 \(line 1\)"):
-        read_treebank(str(tmp_path / "latin.conllu"))
-    (tmp_path / "empty.conllu").write_text("\n")
-    with pytest.raises(GateError, match="is empty"):
-        read_treebank(str(tmp_path / "empty.conllu"))
-
-
 def test_relations_by_frequency_or_as_asked_for(tmp_path):
     trees = read_treebank(write(tmp_path, GOOD, GOOD, [row(1, "Go", 0, "root"), row(2, "home", 1, "advmod")]))
     assert relations_of(trees) == ["nsubj", "advmod"]

@@ -4,8 +4,6 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
 
-from gates.errors import GateError
-from training.commands.table import run_command
 from training.config.data import Text
 from training.data.synthetic import build_tokenizer
 from training.data.text import TextData
@@ -45,36 +43,3 @@ def test_labels_are_the_classes_that_the_model_predicts(folder):
     assert list(data.splits["test"]["labels"]) == expected
     assert set(expected) == {0, 1}
     assert sum(len(data.splits[name]) for name in ("train", "select")) == 80
-
-
-def test_a_label_column_beside_them_is_refused(folder):
-    with pytest.raises(GateError, match="label_column is 'label', but unlabelled is true"):
-        options_of(folder, label_column="label")
-
-
-@pytest.mark.integration
-def test_a_fine_tuned_model_is_pruned_without_labels(folder, capsys):
-    files = [f"--data.{split}_file={folder / split}.csv" for split in ("train", "test")]
-    options = [
-        "--config",
-        "configs/finetuned.yaml",
-        "--model.backbone",
-        str(folder / "model"),
-        *files,
-        "--data.unlabelled=true",
-    ]
-    more = [
-        "--data.unlabelled=true",
-        "--model.min_prune_steps",
-        "4",
-        "--run_dir",
-        str(folder / "run"),
-        "--wandb.mode",
-        "disabled",
-    ]
-    assert run_command("fit", [*options, *more]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "accuracy says how often a pruned model agrees with it" in shown
-    assert "test accuracy" in shown
-    assert run_command("fit", [*options, *more, "--model.finetune", "1", "--existing", "overwrite"]) == 2
-    assert "would learn its own predictions; set --model.finetune 0" in capsys.readouterr().err

@@ -4,11 +4,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from gates.errors import GateError
 from gates.gating.head_gates import HeadGates
-from tests.training.pruner.fits import fit, make_data
-from tests.training.runs import make_options, make_pruner
-from training.pruner.module import HeadPruner, checkpoint_activations_
+from tests.training.pruner.fits import fit
+from tests.training.runs import make_pruner
+from training.pruner.module import checkpoint_activations_
 
 SMALL = {"vocab_size": 50, "max_position_embeddings": 32, "pad_token_id": 0, "eos_token_id": 2}
 SIZES = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64, **SMALL}
@@ -18,7 +17,6 @@ BART = {
     "model_type": "bart", "d_model": 16, "encoder_layers": 3, "decoder_layers": 3, "encoder_attention_heads": 4,
     "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, **SMALL,
 }  # fmt: skip
-XLM = {"model_type": "xlm", "emb_dim": 16, "n_layers": 2, "n_heads": 2, "max_position_embeddings": 64}
 
 
 def trained(**settings):
@@ -38,6 +36,7 @@ def trained(**settings):
     return dict(pruner.named_parameters()), torch.stack(losses), runs[0] / len(losses)
 
 
+@pytest.mark.integration
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("settings", [{"draw_per": "example"}, {"draw_per": "batch", "pipelined": False}])
 def test_the_same_to_the_bit(settings):
@@ -79,10 +78,3 @@ def test_less_is_kept_and_gradients_are_the_same(family, is_frozen):
     assert least < most / 2
     assert gradient.abs().max() > 0
     torch.testing.assert_close((loss, gradient, of_weights), (again, same, of_same), rtol=0, atol=0)
-
-
-def test_a_model_that_does_not_support_it_is_refused():
-    data = make_data()
-    pruner = HeadPruner(make_options(from_scratch=XLM, checkpoint_activations=True))
-    with pytest.raises(GateError, match=r"^XLMForSequenceClassification does not support activation"):
-        pruner.build(data.task, data.tokenizer)

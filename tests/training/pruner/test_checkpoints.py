@@ -2,7 +2,6 @@
 
 import random
 import resource
-import tempfile
 
 import pytest
 import torch
@@ -84,14 +83,6 @@ def fitted(*callbacks, **overrides):
     trainer = make_trainer(make_setup(), *callbacks, limit_val_batches=0, **overrides)
     trainer.fit(make_pruner(), make_data())
     return trainer
-
-
-def test_a_run_stages_its_checkpoints_beside_their_place(tmp_path, monkeypatch):
-    """Not in the folder for temporary files, which may lie on another disk and be full."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "there is none"))
-    fitted(LastGoodCheckpoint(tmp_path / "last.ckpt", every=2), max_steps=5)
-    assert read_checkpoint(tmp_path / "last.ckpt")["global_step"] == 4
-    assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
 
 
 def test_training_does_not_go_on_from_a_damaged_checkpoint(tmp_path):

@@ -62,14 +62,3 @@ def test_the_table_has_a_column_for_each_gate_and_goes_on_after_a_stop():
     assert again.table(pruner).equals(table)
     assert list(GateLog().table(pruner).columns) == ["step", *heads]
     assert torch.equal(torch.tensor(table.iloc[-1, 3:].to_numpy(dtype="float32")), pruner.gates.mask)
-
-
-def test_gates_are_pictured_while_they_are_trained_and_once_as_a_mask(tmp_path, monkeypatch):
-    sent = []
-    monkeypatch.setattr(GateLog, "_send_picture", lambda self, trainer, pruner, values, title: sent.append((title, values)))
-    pruner = fit(None, GateLog(pictures=4), log_every_n_steps=1)
-    *course, (title, mask) = sent
-    steps = [int(title.removeprefix("gates at step ")) for title, _ in course]
-    assert steps == [N + 1, N + 3, N + 5, N + 7]
-    assert len({tuple(values.tolist()) for _, values in course}) == 4
-    assert (title, mask.tolist()) == ("heads kept", pruner.gates.mask.tolist())

@@ -193,15 +193,6 @@ def test_phases_modes_and_learning_rates(trained):
     assert cycle == backbone[2 * N :]
 
 
-def test_the_price_holds_the_expectation_to_its_course(trained):
-    found = trained(gate="hard-concrete")
-    prune = found.watch.open[N : 2 * N - 1]
-    final = found.pruner.steering.budget_controller.schedule.goals(1.0)[0]
-    assert all(later <= earlier + 1e-4 for earlier, later in itertools.pairwise(prune))
-    assert prune[-1] == pytest.approx(final, abs=1e-3)
-    assert 3 < final < 3.2
-
-
 @pytest.mark.parametrize(
     ("score", "gate", "mean", "spread"),
     [
@@ -235,14 +226,6 @@ def test_gates_rest_outside_the_prune_phase(trained):
     assert found.watch.steered == [False] * n + [True] * 2 * n  # no zero gradients before, which would count in Adam
     assert not torch.equal(log_alpha[n], found.start)
     assert all(torch.equal(at, log_alpha[2 * n - 1]) for at in log_alpha[2 * n :])
-
-
-def test_a_price_closes_heads_and_a_higher_one_closes_more():
-    settings = {"budget": None, "prune": 2.0, "finetune": 0.0, "retrain": 0.0, "gate_learning_rate": 0.5}
-    kept = [int(fit(make_pruner(price=price, **settings)).gates.mask.sum()) for price in (0.0, 0.05, 5.0)]
-    assert kept[0] == 8
-    assert kept[0] > kept[2]
-    assert kept[1] >= kept[2] == 0
 
 
 def test_freezing_by_pattern():

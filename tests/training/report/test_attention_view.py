@@ -114,11 +114,6 @@ def test_it_shows_the_first_specialised_head_without_a_network_and_without_error
     assert said(view) == "[CLS] attends most to [CLS] (33 %). syntactic"
 
 
-def test_nothing_is_wider_than_the_screen(view, browser):
-    needed, there = browser.execute_script("const root = document.documentElement; return [root.scrollWidth, root.clientWidth]")
-    assert needed <= there
-
-
 def test_a_head_and_a_sentence_are_chosen(view):
     choose(view, 1, 5)
     assert columns(view)[2] == [0, 0, 100]  # the first token looks round the corner

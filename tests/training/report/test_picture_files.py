@@ -1,14 +1,12 @@
 """Only pictures that a report has drawn are replaced or removed."""
 
 import io
-import shutil
 
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
 from gates.errors import GateError
-from training.commands.table import run_command
 from training.report.figures import MARK, check_own_folder, picture_files, remove_pictures, write_pictures
 from training.runs.directory import LOOKED_AT
 
@@ -64,21 +62,3 @@ def test_a_folder_of_pictures_that_holds_something_else_is_refused(tmp_path):
     folder.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(GateError, match="is no folder of its own for pictures"):
         check_own_folder(folder)
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("what", ["file", "link"])
-def test_a_comparison_leaves_what_it_has_not_drawn(what, compared, tmp_path, capsys):
-    """It says so before its work, and the pictures of the one before are still there."""
-    run = shutil.copytree(compared[0], tmp_path / "run")
-    before = {path.name: path.read_bytes() for path in (run / "figures").iterdir()}
-    if what == "file":
-        (run / "figures" / "notes.txt").write_text("mine")
-    else:
-        (run / "figures").rename(tmp_path / "elsewhere")
-        (run / "figures").symlink_to(tmp_path / "elsewhere")
-    given = ["--config", compared[1], "--run_dir", str(run), "--methods", "learned,his", "--budgets", "3", "--seeds", "0"]
-    assert run_command("compare", given) == 2
-    assert f"error: '{run}/figures" in capsys.readouterr().err
-    assert {path.name: path.read_bytes() for path in (run / "figures").iterdir() if path.name != "notes.txt"} == before
-    assert what == "link" or (run / "figures" / "notes.txt").read_text() == "mine"

@@ -5,9 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from training.config.comparison import STAGES
 from training.plotting import COLOURS, method_styles, quality_by_budget
-from training.report.captions import STAGE_TITLES
 from training.report.contents import ReportData
 from training.report.figures import quality_against_heads
 
@@ -89,8 +87,3 @@ def test_bands_reach_from_the_lowest_to_the_highest_seed_and_the_picture_says_so
     one = quality_against_heads(contents_of(NAMES, seeds=1), "retrained").axes[0]
     assert not one.collections
     assert one.get_title().endswith("of one seed")
-
-
-def test_every_stage_has_words_of_its_own():
-    assert set(STAGE_TITLES) == set(STAGES)
-    assert len(set(STAGE_TITLES.values())) == len(STAGES)

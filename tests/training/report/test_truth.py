@@ -43,14 +43,6 @@ def test_every_cell_says_in_how_many_seeds_all_was_found():
     assert caption(table()) == "Exactly the necessary heads in every seed: learned in 2 of 2 programs. In none: random."
 
 
-def test_no_text_of_the_table_lies_on_another():
-    figure = ticks(table())
-    boxes = [text.get_window_extent() for text in figure.axes[0].texts]
-    boxes += [label.get_window_extent() for label in figure.axes[0].get_yticklabels()]
-    assert not any(one.overlaps(other) for index, one in enumerate(boxes) for other in boxes[:index])
-    assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 for box in boxes)
-
-
 def test_recoveries_are_those_at_as_many_heads_as_are_needed():
     """The function survives at 4 and 3 heads, not at 2, and by luck at 1."""
     rows = [(4, True, 0.5, 1.0, True), (3, False, 0.5, 1.0, True), (2, False, 0.5, 0.5, False), (1, False, 1.0, 0.5, True)]

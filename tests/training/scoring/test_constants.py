@@ -60,12 +60,14 @@ def test_kept_heads_and_no_steps_have_the_mean(subject):
     assert torch.equal(torch.cat(optimal_constants(subject, mask, steps=0), dim=1)[0], torch.cat(means))
 
 
+@pytest.mark.integration
 def test_a_head_alone_never_costs_more_than_with_its_mean(scores):
     means, constants = scores.raw("mean-ablation"), scores.raw("optimal-ablation")
     assert bool((constants <= means + 1e-6).all())
     assert bool((constants < means - 1e-3).any())
 
 
+@pytest.mark.integration
 def test_each_gate_has_the_constants_fitted_for_it(scores_of):
     subject = scores_of("llama-groups").subject
     gates = subject.gates

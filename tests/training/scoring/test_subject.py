@@ -4,10 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.training.runs import make_data
 from tests.training.scoring.subjects import make_subject
-from training.runs import progress
-from training.scoring.subject import ScoringContext, at_rest
+from training.scoring.subject import at_rest
 
 
 @pytest.fixture(scope="module")
@@ -89,15 +87,6 @@ def test_batches_are_those_of_the_scoring_data_on_the_trainers_device(subject):
     assert [len(batch["labels"]) for batch in batches] == [5, 5, 2]
     for batch, expected in zip(batches, subject.data.score_dataloader(), strict=True):
         assert all(torch.equal(batch[name], expected[name]) for name in expected)
-
-
-@pytest.mark.parametrize(("bar", "shown"), [(True, "scoring heads 0/1\n"), (False, "")])
-def test_passes_have_a_bar_unless_it_is_off(bar, shown, subject, capsys):
-    data = make_data(score_rows=4)
-    capsys.readouterr()
-    with progress.displayed():
-        list(ScoringContext(subject.module, data, subject.trainer).batches(bar=bar))
-    assert capsys.readouterr().err == shown
 
 
 @pytest.mark.parametrize("rows", [1, 10, 1000])

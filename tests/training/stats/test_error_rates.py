@@ -30,6 +30,7 @@ def test_equal_methods_are_seldom_called_different(examples, families, seeds, na
     assert rates.alone <= 0.06
 
 
+@pytest.mark.integration
 def test_of_one_seed_equal_models_are_seldom_called_different():
     """Models that are equally good on the population of examples: with one seed, nothing else is claimed."""
     assert simulate(World(1, 800, example_spread=0.3, hits=True), 150, resamples=3000).wrong <= 0.06
@@ -42,6 +43,7 @@ def test_of_one_seed_equal_models_are_seldom_called_different_in_many_families(e
     assert simulate(World(1, examples, example_spread=0.3, hits=hits), 500, resamples=10_000).wrong <= 0.06
 
 
+@pytest.mark.integration
 def test_a_real_difference_is_found():
     """One method is better than seven others, all of which differ by half a point between seeds; 2,000 test examples."""
     world = {"examples": 2000, "seed_spread": 0.005, "example_spread": 0.05, "hits": True, "settled": 0.7}

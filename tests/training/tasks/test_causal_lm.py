@@ -5,7 +5,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-import transformers
 
 from gates.errors import GateError
 from gates.scores.attention import AttentionEntropy
@@ -13,13 +12,11 @@ from gates.scores.importance import gradient_rows
 from gates.scores.observe import observe_entropy
 from tests.training.causal_runs import GROUPED, MODEL, make_data, make_pruner, make_subject
 from training.config import RefitSearch, Source
-from training.pruner.callbacks import StopEarly
 from training.pruner.distillation import Teacher, distillation_terms
 from training.pruner.module import evaluate
 from training.scoring.refits import quality, refit_if_better_
 from training.tasks import CausalLM
 from training.tasks.base import IGNORED
-from training.tasks.causal_lm import token_losses
 
 SLIDING = {
     "model_type": "mistral", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -188,11 +185,6 @@ def test_a_refit_stays_if_it_lowers_perplexity(data):
     assert quality(subject, mask) == pytest.approx(min(found.refitted, found.unrefitted), rel=1e-5)
 
 
-def test_training_ends_when_perplexity_does_not_fall():
-    callback = StopEarly(CausalLM(), 3)
-    assert (callback.monitor, callback.mode) == ("select/perplexity", "min")
-
-
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
@@ -206,20 +198,3 @@ def test_training_ends_when_perplexity_does_not_fall():
 def test_models_that_would_be_wrong_without_a_word_are_refused(data, fields, said):
     with pytest.raises(GateError, match=said):
         data.task.build(Source(from_scratch=fields), data.tokenizer)
-
-
-def test_a_model_that_takes_no_positions_works_without_packing():
-    data = make_data(packing=False)
-    model = data.task.build(Source(from_scratch=BLOOM), data.tokenizer).eval()
-    batch = next(iter(data.test_dataloader()))
-    losses, logits = data.task.losses(model, batch)
-    assert losses.isfinite().all()
-    torch.testing.assert_close(losses, token_losses(logits, batch["labels"]).sum(-1) / batch["attention_mask"].sum(-1))
-
-
-def test_an_encoder_is_no_backbone(tmp_path, data):
-    transformers.ViTConfig().save_pretrained(tmp_path / "vit")
-    transformers.T5Config().save_pretrained(tmp_path / "t5")
-    for name in ("vit", "t5"):
-        with pytest.raises(GateError, match="does not predict the next token"):
-            data.check_backbone(transformers.AutoConfig.from_pretrained(tmp_path / name), name)

@@ -123,11 +123,6 @@ def test_a_number_is_learned_from_the_dense_models(model):
     assert float(terms[0].detach()) == 0
 
 
-def test_binary_f1_is_a_metric_only_as_the_main_one():
-    assert "binary_f1" in Classification(["no", "yes"], "binary_f1").metrics("test")
-    assert "binary_f1" not in Classification(["no", "yes"]).metrics("test")
-
-
 @pytest.mark.parametrize(
     ("task", "wanted"), [(Classification(["a", "b"]), "single_label_classification"), (Regression(), "regression")]
 )

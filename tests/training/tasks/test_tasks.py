@@ -5,8 +5,6 @@ import torch
 import transformers
 
 from gates.errors import GateError
-from gates.export.checkpoint import save_pruned
-from gates.surgery.remove import zero_heads_
 from tests.models import build, logits
 from training.config import Source
 from training.data.synthetic import build_tokenizer
@@ -82,17 +80,3 @@ def test_code_of_a_backbone_does_not_run_unless_asked_for(tmp_path, monkeypatch)
     assert not (tmp_path / "ran").exists()
     stated_labels(str(tmp_path / "model"), trust_remote_code=True)
     assert (tmp_path / "ran").exists()
-
-
-def test_an_export_can_be_the_backbone_of_the_next_run(tmp_path):
-    model = build("bert")
-    save_pruned(model, tmp_path / "export", torch.tensor([1.0, 0, 1, 1, 0, 0, 0, 0]), tokenizer=None)
-    again = load(tmp_path / "export").eval()
-    kept = torch.tensor([1.0, 0, 1, 1, 0, 0, 0, 0])
-    torch.testing.assert_close(logits(again, BATCH), logits(zero_heads_(model, kept), BATCH), atol=3e-6, rtol=1e-5)
-
-
-def test_an_unreadable_architecture_is_named(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "telepathy"}')
-    with pytest.raises(GateError, match="telepathy"):
-        load(tmp_path)

@@ -106,6 +106,7 @@ def test_entropy_counts_visible_keys_and_valid_queries_of_each_kind(data, pruner
     torch.testing.assert_close(metric.compute().float(), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.integration
 def test_gated_pruned_and_reloaded_models_translate_alike(data, pruner, tmp_path):
     batch, task, gates, beams = batch_of(data, 12), pruner.task, pruner.gates, 4
     mask = torch.ones(gates.size)
@@ -166,12 +167,6 @@ def test_a_translation_does_not_depend_on_its_company(data, pruner):
     assert together[: len(alone)].tolist() == alone.tolist()
     assert not together[len(alone) :].any()
     assert len(together) > len(alone)
-
-
-@pytest.mark.parametrize("fields", [{"model_type": "gpt2"}, {"model_type": "bart", "encoder_layers": 1, "d_model": 6}])
-def test_a_new_model_that_is_none_is_refused(fields, data):
-    with pytest.raises(GateError):
-        data.task.build(Source(from_scratch=fields), data.tokenizer)
 
 
 def test_t5_can_be_made_from_scratch(data):
