@@ -1,4 +1,4 @@
-"""YAML whose values are others than they seem, and files that cannot be read."""
+"""YAML of a few bytes that would take all memory or time."""
 
 from pathlib import Path
 
@@ -6,10 +6,42 @@ import pytest
 import yaml
 
 from gates.errors import GateError
-from training.config.yaml_text import check_yaml, load_yaml, read_yaml
+from training.commands.table import run_command
+from training.config.comparison import split
+from training.config.yaml_text import DEEPEST, LONGEST, MOST, check_yaml, load_yaml, read_yaml
+
+LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefghij", "bcdefghijk", strict=True)
+)
+BEYOND = {
+    "billion laughs": (LAUGHS, f"more than {MOST:,} values"),
+    "too long": (f"name: {'x' * LONGEST}", f"more than {LONGEST:,} characters"),
+    "too deep": ("a: " + "[" * 20_000 + "]" * 20_000, f"more than {DEEPEST} deep"),
+    "within itself": ("model: &m\n  freeze: *m\n", "contains itself"),
+}
 
 
-def test_values_and_aliases_are_read():
+@pytest.mark.parametrize("name", BEYOND)
+def test_a_configuration_beyond_all_limits_is_one_sentence(name, tmp_path, capsys):
+    text, said = BEYOND[name]
+    file, outer = tmp_path / "inner.yaml", tmp_path / "outer.yaml"
+    file.write_text(text)
+    with pytest.raises(GateError, match=said):
+        read_yaml(file, "the configuration")
+    outer.write_text(f"data: {file}\n")
+    for config in (file, outer):
+        assert run_command("fit", ["--config", str(config)]) == 2
+        error = capsys.readouterr().err
+        assert said in error
+        assert error.count("\n") == 1
+
+
+def test_a_list_of_a_comparison_has_the_same_limits():
+    with pytest.raises(GateError, match=f"more than {DEEPEST} deep"):
+        split("[" * 100 + "]" * 100)
+
+
+def test_what_is_within_the_limits_is_read(tmp_path):
     text = "base: &base {a: 1, b: [2, 3]}\nother: *base\n"
     assert load_yaml(text, "it") == {"base": {"a": 1, "b": [2, 3]}, "other": {"a": 1, "b": [2, 3]}}
     with pytest.raises(yaml.YAMLError):
@@ -27,7 +59,7 @@ def test_a_file_that_is_none_or_cannot_be_read_is_named(tmp_path, monkeypatch):
     def refused(*args, **more):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_text", refused)
+    monkeypatch.setattr(Path, "open", refused)
     with pytest.raises(GateError, match=r"latin.yaml' cannot be read: Permission denied"):
         read_yaml(tmp_path / "latin.yaml", "the configuration")
 

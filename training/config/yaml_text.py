@@ -1,4 +1,4 @@
-"""Read a user's YAML, and refuse values that YAML takes for others than they seem."""
+"""Read a user's YAML within limits, because a file of a kilobyte can stand for more values than any memory holds."""
 
 from __future__ import annotations
 
@@ -11,6 +11,12 @@ import yaml
 
 from gates.errors import GateError
 
+LONGEST = 1_000_000
+"""Characters."""
+MOST = 20_000
+"""Values; those that an alias repeats count again each time."""
+DEEPEST = 50
+"""Lists and mappings within each other."""
 ANOTHER_BASE = re.compile(r"[-+]?(0[0-9_]+|[0-9][0-9_]*(:[0-5]?[0-9])+)")
 """Numbers that YAML takes for octal ones, such as 010, or for minutes and seconds, such as 1:30."""
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -26,12 +32,13 @@ def read_yaml(path: str | Path, what: str) -> Any:
 
 
 def read_text(path: str | Path, what: str) -> str:
-    """Return the text of a file; see :func:`read_yaml`."""
+    """Return the text of a file, cut off beyond the limit of :func:`check_yaml`; see :func:`read_yaml`."""
     named = f"{what} {str(path)!r}"
     try:
         if not stat.S_ISREG(Path(path).stat().st_mode):
             raise GateError(f"{named} is no regular file; write it to one, since it is read more than once")
-        return Path(path).read_text(encoding="utf-8")
+        with Path(path).open(encoding="utf-8") as file:
+            return file.read(LONGEST + 1)
     except FileNotFoundError as error:
         raise GateError(f"{named} does not exist; check the path") from error
     except UnicodeDecodeError as error:
@@ -47,8 +54,35 @@ def load_yaml(text: str, named: str) -> Any:
 
 
 def check_yaml(text: str, named: str) -> None:
+    """Raise :class:`GateError` for a text beyond the limits, before a value of it is made; see :func:`load_yaml`."""
+    if len(text) > LONGEST:
+        raise GateError(f"{named} has more than {LONGEST:,} characters; expected short YAML")
+    count, sizes = 0, dict[str, int]()
+    within: list[tuple[str | None, int]] = []
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.AliasEvent):
+            if any(anchor == event.anchor for anchor, _ in within):
+                raise GateError(f"{named} has a value that contains itself (*{event.anchor}); write it out")
+            count += sizes.get(str(event.anchor), 0)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = within.pop()
+            sizes |= {anchor: count - before} if anchor else {}
+        elif isinstance(event, yaml.NodeEvent):
+            if isinstance(event, yaml.CollectionStartEvent):
+                within.append((event.anchor, count))
+            elif event.anchor:
+                sizes[event.anchor] = 1
+            count += 1
+        if len(within) > DEEPEST:
+            raise GateError(f"{named} has lists or mappings more than {DEEPEST} deep within each other; expected a few levels")
+        if count > MOST:
+            raise GateError(f"{named} has more than {MOST:,} values, aliases written out; expected a short list of options")
+    _check_nodes(yaml.compose(text, Loader=_Loader), named)
+
+
+def _check_nodes(root: yaml.Node | None, named: str) -> None:
     """Raise :class:`GateError` for a key that is there twice, and for a number that YAML reads to another base."""
-    waiting, seen = [yaml.compose(text, Loader=_Loader)], set[int]()
+    waiting, seen = [root], set[int]()
     while waiting:
         node = waiting.pop()
         if id(node) in seen:

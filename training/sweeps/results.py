@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
+import json
+import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import optuna
 import pandas as pd
 import yaml
-from matplotlib import pyplot
-from optuna.visualization.matplotlib import plot_slice
+from matplotlib.figure import Figure
+from optuna.distributions import CategoricalDistribution
 from rich.console import Console
 from rich.table import Table
 
@@ -44,13 +43,8 @@ def write_report(trials: Trials, directory: Path, *, whole: bool = True) -> None
     complete = table[table["state"] == "complete"] if len(table) else table
     if complete.empty or not whole:
         return
-    with replacing(directory / "sweep.png") as partial, warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        axes: Any = plot_slice(trials.study, target_name=sweep.metric)
-        figure = np.ravel(axes)[0].figure
-        figure.set_size_inches(4.0 * len(figure.axes), 4.0)
-        figure.savefig(partial, format="png", dpi=150, bbox_inches="tight")
-        pyplot.close(figure)
+    with replacing(directory / "sweep.png") as partial:
+        slices(complete, sweep).savefig(partial, format="png", dpi=150)
     best = trials.study.best_trial
     (notes,) = [trial.notes for trial in trials.begun() if trial.number == best.number]
     config = yaml.safe_load(notes["config"]) | {"name": f"{sweep.name}-best", "run_dir": None, "existing": "refuse"}
@@ -58,6 +52,37 @@ def write_report(trials: Trials, directory: Path, *, whole: bool = True) -> None
     head = f"# The best trial of the sweep {sweep.name!r}: trial {best.number}, {sweep.metric} {best.value:.6g}.\n"
     with replacing(directory / "best.yaml") as partial:
         partial.write_text(head + yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+
+
+def slices(complete: pd.DataFrame, sweep: Sweep) -> Figure:
+    """Draw the metric against each searched option, and against the heads kept where trials differ in them.
+
+    The colour of a trial is the number of heads that it kept.
+    """
+    values, heads = complete[sweep.column].astype(float), complete["heads"].astype(int)
+    panels = [*sweep.space, *(["heads"] if heads.nunique() > 1 else [])] or ["trial"]
+    columns = min(3, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(1.2 + 3.6 * columns, 0.6 + 2.9 * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_axis_off()
+    for axes, name in zip(grid.flat, panels, strict=False):
+        places: list[Any] = complete[name].tolist()
+        drawn = sweep.space.get(name)
+        if isinstance(drawn, CategoricalDistribution):  # in the file's order, at equal distances
+            places = [drawn.choices.index(json.dumps(value)) for value in places]
+            axes.set_xticks(range(len(drawn.choices)), list(drawn.choices))
+        elif getattr(drawn, "log", False):
+            axes.set_xscale("log")
+        points = axes.scatter(places, values, c=heads, cmap="viridis", edgecolors="black")
+        axes.set(xlabel="heads kept" if name == "heads" else name)
+        axes.grid(alpha=0.3)
+    for axes in grid[:, 0]:
+        axes.set(ylabel=f"{sweep.metric} (selection split)")
+    figure.colorbar(points, ax=grid, label="heads kept")
+    figure.suptitle(f"{sweep.name}: {len(complete)} trials, {'more' if sweep.maximize else 'less'} is better")
+    return figure
 
 
 def show(console: Console, sweep: Sweep, table: pd.DataFrame, best: int, directory: Path) -> None:

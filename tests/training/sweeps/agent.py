@@ -17,10 +17,17 @@ def in_agents_environment(folder, monkeypatch):
 
 def agent_command(path, values, monkeypatch):
     """Return the command that the agent starts for these values of a sweep file's parameters."""
-    started, content = [], yaml.safe_load(path.read_text())
+    started = []
     monkeypatch.setattr(wandb_agent, "AgentProcess", lambda command, **_: started.append(command) or SimpleNamespace())
+    start_with_agent(path, values)
+    return started[0]
+
+
+def start_with_agent(path, values):
+    """Let the agent run one trial, as their server would ask it to; return the agent."""
+    content = yaml.safe_load(path.read_text())
     agent = wandb_agent.Agent(api=None, queue=None, sweep_id="s1")
     agent._sweep_command = content["command"]
     args = {name: {"value": value} for name, value in values.items()}
     agent._command_run({"run_id": "trial7", "program": content.get("program"), "args": args})
-    return started[0]
+    return agent

@@ -30,13 +30,16 @@ run = pathlib.Path(options["run_dir"])
 run.mkdir(parents=True)
 price = float(options["model.price"])
 run.joinpath("config.yaml").write_text(json.dumps({"name": "x", "run_dir": str(run), "existing": "refuse", "wandb": {}}))
+while len(list(run.parent.glob("*/config.yaml"))) < int(options.get("meets", 0)):
+    time.sleep(0.05)
+at_once = sum(not path.with_name("metrics.json").exists() for path in run.parent.glob("*/config.yaml"))
 time.sleep(float(options.get("sleep", 0)))
 while not os.path.exists(options.get("waits_for", "/")):
     time.sleep(0.05)
 if price > 0.8:
     sys.exit("Traceback\\n  somewhere\\nerror: the price is too high\\nand so on")
 row = {"heads": round(10 * price), "select_loss": (price - 0.3) ** 2, "test_loss": -price}
-metrics = {"run": {"result": row}, "heads": 16}
+metrics = {"run": {"result": row}, "heads": 16, "at_once": at_once, "threads": os.environ["OMP_NUM_THREADS"]}
 run.joinpath("metrics.json").write_text(json.dumps(metrics))
 """
 
@@ -61,3 +64,4 @@ def stand_in(monkeypatch):
 
     monkeypatch.setattr(Sweep, "trial_command", command)
     monkeypatch.setattr(Sweep, "check", lambda self, further: WandbOptions(mode="disabled"))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)

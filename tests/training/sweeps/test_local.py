@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import optuna
 import pandas as pd
 import pytest
 import yaml
@@ -19,10 +20,14 @@ from matplotlib.image import imread
 from wandb.proto import wandb_internal_pb2
 
 from tests.training.runs import write_config
-from tests.training.sweeps.files import quick_sweep, stand_in, write_sweep
+from tests.training.sweeps.agent import in_agents_environment, start_with_agent
+from tests.training.sweeps.files import COMMAND, GRID, quick_sweep, stand_in, write_sweep
 from training.commands.table import run_command
 from training.fit import main as fit
 from training.runs.directory import only_writer
+from training.sweeps.local import description_of
+from training.sweeps.space import read_sweep
+from training.sweeps.study import Trials, opened
 
 main = partial(run_command, "sweep")
 needs_proc = pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks at processes in /proc")
@@ -85,6 +90,16 @@ def test_a_metric_that_trials_do_not_have_ends_the_sweep_at_once(tmp_path, capsy
     assert len(table_of(tmp_path / "run")) == 1
 
 
+@pytest.mark.integration
+def test_jobs_run_at_the_same_time_and_share_the_cores(tmp_path, quick, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(6)), raising=False)
+    file = quick_sweep(tmp_path, parameters={"model.price": {"values": [0.1]}, "meets": {"value": 2}}, run_cap=5)
+    assert main([file, "--run_dir", str(tmp_path / "run"), "--jobs", "2"]) == 0
+    ended = [json.loads(path.read_text()) for path in (tmp_path / "run" / "trials").glob("*/metrics.json")]
+    assert {metrics["threads"] for metrics in ended} == {"3"}
+    assert max(metrics["at_once"] for metrics in ended) == 2
+
+
 def test_a_trial_that_takes_too_long_is_ended_and_recorded(tmp_path, quick, monkeypatch):
     """Three minutes pass when the other trial is in the table."""
 
@@ -139,6 +154,37 @@ def test_a_sweep_whose_trials_cannot_be_read_ends_with_one_sentence(damage, tmp_
     assert "study.db" in error
     assert "give another --run_dir" in error
     assert (tmp_path / "run" / "sweep.csv").read_bytes() == kept
+
+
+@pytest.mark.integration
+def test_a_planned_trial_that_was_killed_before_it_had_its_options_gets_them(tmp_path, quick):
+    file = quick_sweep(tmp_path, method="grid", parameters=GRID, run_cap=None)
+    assert main([file, "--run_dir", str(tmp_path / "run"), "--trials", "2"]) == 0
+    study = optuna.load_study(study_name="tiny", storage=f"sqlite:///{tmp_path / 'run' / 'study.db'}")
+    study.enqueue_trial({}, user_attrs={"params": {"model.price": "0.2", "seed": "0"}})
+    assert study.ask().params == {}
+    assert main([file, "--run_dir", str(tmp_path / "run")]) == 0
+    table = table_of(tmp_path / "run")
+    assert set(table["state"]) == {"complete"}
+    assert {*zip(table["model.price"], table["seed"], strict=True)} == {(0.1, 0), (0.1, 1), (0.2, 0), (0.2, 1)}
+
+
+def test_a_trial_whose_process_lives_on_is_not_started_again(tmp_path, capsys, quick, monkeypatch):
+    """As after SIGKILL of the sweep alone."""
+    monkeypatch.setattr("training.runs.directory.WAIT", 0.1)
+    arguments, run = [quick_sweep(tmp_path), "--run_dir", str(tmp_path / "run"), "--trials", "1"], tmp_path / "run"
+    sweep = read_sweep(Path(arguments[0]))
+    with only_writer(run), opened(run, sweep, None) as study:
+        trials = Trials(study, sweep, 1, 0)
+        trials.plan()
+        assert trials.begin() == 0
+        study.set_user_attr("sweep", description_of(sweep, [], 0, None))
+    with only_writer(run / "trials" / "0"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("training.sweeps.local.check_directory", lambda *_: None)
+        assert main(arguments) == 2
+    assert "another process is at work in" in capsys.readouterr().err
+    assert main(arguments) == 0
+    assert list(table_of(run)["trial"]) == [0]
 
 
 @pytest.mark.integration
@@ -256,6 +302,23 @@ def test_a_sweep_that_was_killed_gives_the_same_table(real_sweep, tmp_path, monk
     table, whole = (table_of(run).drop(columns=["seconds", "error"]) for run in (tmp_path / "run", real_sweep))
     assert list(table["state"]) == ["complete"] * 3
     pd.testing.assert_frame_equal(table[:2], whole, rtol=1e-6)
+
+
+@pytest.mark.nightly
+def test_the_agents_trial_is_an_offline_run_of_the_sweep(tmp_path, monkeypatch):
+    """W&B's own agent starts training.fit with its own command and environment; their server alone is left out."""
+    one_thread(monkeypatch)
+    in_agents_environment(tmp_path, monkeypatch)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    more = ["--config", write_config(tmp_path), "--wandb.mode=auto", "--run_dir=run", "--model.budget=null"]
+    path = write_sweep(tmp_path, command=[*COMMAND[:-1], *more, "${args}"])
+    agent = start_with_agent(path, {"model.price": 0.25, "model.gate_learning_rate": 0.2})
+    assert agent._run_processes["trial7"].wait() == 0
+    found, config, summary = read_wandb(tmp_path / "run")
+    assert (found.run_id, found.sweep_id) == ("trial7", "s1")
+    assert (config["model.price"], config["model"]["price"], config["model"]["budget"]) == (0.25, 0.25, None)
+    assert {"select/loss", "select/accuracy"} <= set(summary)
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["model"]["gate_learning_rate"] == 0.2
 
 
 def test_a_sweep_continues_with_the_configurations_that_it_began_with(tmp_path, capsys, quick, monkeypatch):

@@ -7,12 +7,6 @@ import pytest
 from training.sweeps.processes import end, last_error, trial_environment
 
 
-def test_jobs_share_the_cores(monkeypatch):
-    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(6)), raising=False)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert trial_environment(2, 0)["OMP_NUM_THREADS"] == "3"
-
-
 def test_each_job_has_a_gpu_where_there_are_several(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")

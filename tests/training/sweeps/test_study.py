@@ -1,17 +1,31 @@
 """Sweeps whose trials are in a database that directories share: each trial is done once, and each continues with its own."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import optuna
 import pandas as pd
 import pytest
+import yaml
 from optuna.trial import TrialState
 
 from gates.errors import GateError
 from tests.training.sweeps.files import GRID, quick_sweep, stand_in
-from tests.training.sweeps.test_local import main, table_of
+from tests.training.sweeps.test_local import main, table_of, wait_for
 from training.sweeps.space import read_sweep
 from training.sweeps.study import Trials, opened, without_password, worker_of
+
+MACHINE = """
+import sys
+import pytest
+from tests.training.sweeps.files import stand_in
+from tests.training.sweeps.test_local import main
+
+with pytest.MonkeyPatch.context() as patch:
+    stand_in(patch)
+    sys.exit(main(sys.argv[1:]))
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +45,33 @@ def workers(file, storage, *names, count=4):
     for trials in found:
         trials.plan()
     return found
+
+
+@pytest.mark.nightly
+def test_two_machines_do_every_trial_once(tmp_path):
+    """They wait for each other to have begun; then each has a share, and both write the table and the best of all."""
+    gate, places = tmp_path / "go", [tmp_path / "one", tmp_path / "two"]
+    parameters = GRID | {"model.price": {"values": [0.1, 0.2, 0.3, 0.4]}, "waits_for": {"value": str(gate)}}
+    file, machines = quick_sweep(tmp_path, method="grid", parameters=parameters, run_cap=None), []
+    command = [sys.executable, "-c", MACHINE, file, "--storage", storage_of(tmp_path), "--jobs", "2"]
+    try:
+        for place in places:
+            given, root = [*command, "--run_dir", str(place)], Path(__file__).parents[3]
+            machines.append(subprocess.Popen(given, cwd=root, stdout=subprocess.DEVNULL))
+            wait_for(lambda place=place: len(list(place.glob("trials/*/config.yaml"))) == 2, *machines)
+        gate.touch()
+        assert [machine.wait() for machine in machines] == [0, 0]
+    finally:
+        for machine in machines:
+            machine.kill()
+            machine.wait()
+    whole = max(map(table_of, places), key=lambda table: (table["state"] == "complete").sum())
+    assert list(whole["state"]) == ["complete"] * 8
+    assert len(set(zip(whole["model.price"], whole["seed"], strict=True))) == 8
+    own = [{path.name for path in place.glob("trials/[0-9]*") if path.is_dir()} for place in places]
+    assert not own[0] & own[1]
+    assert own[0] | own[1] == {str(number) for number in whole["trial"]}
+    assert {yaml.safe_load((place / "best.yaml").read_text())["name"] for place in places} == {"tiny-best"}
 
 
 @pytest.mark.integration
