@@ -149,12 +149,13 @@ def best_ridge(moments: Moments, held_out: Moments, weight: Tensor, ridges: Sequ
     before, unit = weight.double().T, xx.diagonal().mean()
     missing = (xy - xx @ before).float()
     xx, other_xx, other_xy = xx.float(), other_xx.float(), other_xy.float()
-    errors = dict[float, float]()
-    for ridge in ridges:
-        factor, failed = torch.linalg.cholesky_ex(xx + float(ridge * unit) * torch.eye(len(xx), device=xx.device))
-        new = before.float() + torch.cholesky_solve(missing, factor)
-        error = float(((other_xx @ new - 2 * other_xy) * new).sum())
-        errors[ridge] = error if not failed and math.isfinite(error) else math.inf
+    errors, one = dict[float, float](), torch.eye(len(xx), dtype=xx.dtype, device=xx.device)
+    with torch.autocast(xx.device.type, enabled=False):
+        for ridge in ridges:
+            factor, failed = torch.linalg.cholesky_ex(xx + float(ridge * unit) * one)
+            new = before.float() + torch.cholesky_solve(missing, factor)
+            error = float(((other_xx @ new - 2 * other_xy) * new).sum())
+            errors[ridge] = error if not failed and math.isfinite(error) else math.inf
     return min(sorted(errors, reverse=True), key=errors.__getitem__)
 
 

@@ -116,6 +116,8 @@ def refit_(
     """
     check_mask(mask, gates.size, gates.unit)
     values, done, ridges = mask.to(gates.mask), [], [ridge] if isinstance(ridge, int | float) else list(ridge)
+    if not ridges:
+        raise GateError("ridge is an empty list; expected numbers above 0, such as 0.1")
     refitted: dict[str, Tensor] = {}
     masks: dict[int, list[Tensor | None]] = {}  # one mask per site, by the number of the batch
     check_merged(gates.model)

@@ -60,8 +60,21 @@ def test_the_best_ridge_has_the_least_error_on_other_positions(seed, has_bias):
         found, _ = fit(moments_of(own, targets), weight, ridge=ridge, has_bias=has_bias)
         left = held_out - other @ found.T
         errors.append(float((left - left.mean(0) if has_bias else left).square().sum()))
-    best = best_ridge(moments_of(own, targets), moments_of(other, held_out), weight, ridges, has_bias=has_bias)
-    assert best == ridges[errors.index(min(errors))]
+    parts = moments_of(own, targets), moments_of(other, held_out)
+    assert best_ridge(*parts, weight, ridges, has_bias=has_bias) == ridges[errors.index(min(errors))]
+
+
+def test_the_best_ridge_is_chosen_in_single_precision_within_autocast():
+    """Of two nearly equal ridges the better one, which bfloat16 cannot tell apart."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(400, 60, dtype=torch.float64) + 3, torch.randn(4, 60, dtype=torch.float64)
+    y = x @ weight.T + 0.1 * torch.randn(400, 4, dtype=torch.float64) + 0.02 * x @ torch.randn(60, 4, dtype=torch.float64)
+    parts = moments_of(x[:200], y[:200]), moments_of(x[200:], y[200:])
+    ridges = [1e-3 * 1.2**power for power in range(40)]
+    expected = best_ridge(*parts, weight, ridges, has_bias=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert best_ridge(*parts, weight, ridges, has_bias=True) == expected
+    assert ridges[0] < expected < ridges[-1]
 
 
 def test_without_other_positions_the_largest_ridge_is_the_safest():

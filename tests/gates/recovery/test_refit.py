@@ -239,6 +239,11 @@ def test_each_projection_takes_its_own_ridge_and_is_fitted_to_all_batches():
     torch.testing.assert_close(weight, expected)
 
 
+def test_without_a_ridge_nothing_is_refitted():
+    with pytest.raises(GateError, match="ridge is an empty list"):
+        refitted("bert", build("bert").eval(), torch.tensor([1.0, 0, 1, 1, 0, 1, 0, 0]), ridge=[])
+
+
 def test_no_other_weights_come_nearer():
     """At the first projection that is refitted: every change raises the squared error and the price of the change together."""
     model, path = build("bert").eval(), FAMILIES["bert"].output_paths[0]
