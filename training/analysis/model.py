@@ -80,19 +80,20 @@ class Measure:
 
 
 @dataclass(frozen=True)
-class ClassOutcomes:
-    """The losses and classes of every example under every mask.
+class Outcomes:
+    """The outcome of every example under every mask.
 
     Args:
         losses: ``[masks, examples]``.
-        predictions: The classes, ``[masks, examples]``.
+        metric: The metric of a classifier, or the loss for every other task.
+        predictions: The classes of a classifier, ``[masks, examples]``.
         targets: The classes, ``[examples]``.
     """
 
     losses: Array
-    predictions: NDArray[np.int64]
-    targets: NDArray[np.int64]
-    metric: str
+    metric: str = LOSS
+    predictions: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    targets: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     @property
     def measure(self) -> Measure:
@@ -100,14 +101,19 @@ class ClassOutcomes:
 
     @property
     def values(self) -> Array:
-        """The main metric under every mask, ``[masks]``."""
+        """The metric under every mask, ``[masks]``."""
+        if self.metric == LOSS:
+            return self.losses.mean(axis=1)
         return metric_values(self.predictions, self.targets, self.metric)
 
     def against_first(self) -> list[Difference]:
         """Return the change of the metric from the first mask to each other one.
 
-        Its 95 % interval is of the paired bootstrap over examples, the p value for accuracy of McNemar's exact test.
+        A loss has Student's paired test over examples. Other intervals of 95 % are of the paired bootstrap over examples, and
+        the p value for accuracy is of McNemar's exact test.
         """
+        if self.metric == LOSS:
+            return [paired_change(losses - self.losses[0]) for losses in self.losses[1:]]
         values, replicates = resample_metric(self.predictions, self.targets, self.metric)
         found = []
         for index in range(1, len(values)):
@@ -117,29 +123,6 @@ class ClassOutcomes:
                 difference = difference._replace(p=mcnemar(right[index], right[0]))
             found.append(difference)
         return found
-
-
-@dataclass(frozen=True)
-class LossOutcomes:
-    """The losses of every example under every mask, ``[masks, examples]``, of any task."""
-
-    losses: Array
-
-    @property
-    def measure(self) -> Measure:
-        return Measure.of(LOSS)
-
-    @property
-    def values(self) -> Array:
-        """The mean loss under every mask, ``[masks]``."""
-        return self.losses.mean(axis=1)
-
-    def against_first(self) -> list[Difference]:
-        """Return the change of the mean loss from the first mask to each other one, by Student's paired test over examples."""
-        return [paired_change(losses - self.losses[0]) for losses in self.losses[1:]]
-
-
-Outcomes = ClassOutcomes | LossOutcomes
 
 
 def paired_change(changes: Array) -> Difference:
@@ -305,8 +288,8 @@ def outcomes(dense: LoadedRun, masks: Tensor, split: Split, *, data: TaskData | 
     found = ablate(dense.gates, masks, batches, per_example).cpu().numpy()
     losses = found[..., 0].astype(np.float64)
     if not with_classes:
-        return LossOutcomes(losses)
-    return ClassOutcomes(losses, found[..., 1].astype(np.int64), found[0, :, 2].astype(np.int64), dense.metric)
+        return Outcomes(losses)
+    return Outcomes(losses, dense.metric, found[..., 1].astype(np.int64), found[0, :, 2].astype(np.int64))
 
 
 def head_importance(

@@ -16,16 +16,16 @@ from gates.errors import GateError
 from gates.roles.measures import (
     CONFIDENCE,
     LENGTHS,
-    CopyShares,
-    CoreferenceShares,
     Mentions,
-    PositionalShares,
-    RareTokenShares,
-    SinkShares,
-    SyntacticShares,
     Trees,
+    copy_shares,
+    coreference_shares,
     earlier_copies,
+    positional_shares,
+    rare_token_shares,
     repeated_sequences,
+    sink_shares,
+    syntactic_shares,
     token_counts,
 )
 from gates.roles.roles import (
@@ -323,14 +323,13 @@ class Measured:
     Args:
         roles: The roles of every head that is not pruned.
         syntactic: The shares of all relations and directions.
-        offsets: The names of the fixed offsets with which they are compared.
+        columns: The names of these.
         coreference: The shares of pronouns; None without a file.
     """
 
     roles: list[Role]
     syntactic: Shares
     columns: list[str]
-    offsets: list[str]
     coreference: Shares | None
     confidence: Tensor
 
@@ -346,12 +345,12 @@ class RolePasses:
     def __init__(self, observed: ObservedModel, texts: RoleTexts) -> None:
         self.observed, self.texts = observed, texts
         sites, device = observed.sites, observed.device
-        self.positional = PositionalShares(sites).to(device)
-        self.sinks = SinkShares(sites).to(device)
-        self.rare = RareTokenShares(sites).to(device)
-        self.syntactic = SyntacticShares(sites, texts.relations).to(device)
-        self.coreference = CoreferenceShares(sites).to(device)
-        self.copies = CopyShares(sites).to(device)
+        self.positional = positional_shares(sites).to(device)
+        self.sinks = sink_shares(sites).to(device)
+        self.rare = rare_token_shares(sites).to(device)
+        self.syntactic = syntactic_shares(sites, texts.relations).to(device)
+        self.coreference = coreference_shares(sites).to(device)
+        self.copies = copy_shares(sites).to(device)
         self.special = torch.tensor(sorted(special_ids(observed.tokenizer)), device=device)
         self.frequencies = {name: token_counts(counts.to(device)) for name, counts in texts.frequencies.items()}
 
@@ -501,8 +500,7 @@ class RolePasses:
             roles += [assign(rule, copies.of(column), [rule.name]) for column, rule in enumerate((INDUCTION, DUPLICATE))]
         for column, rule in enumerate((SEPARATOR, FIRST_TOKEN, BROAD)):
             roles.append(assign(rule, sinks.of(column), [rule.name]))
-        names = self.syntactic.names, self.syntactic.baseline_names
-        return Measured(roles, syntactic, *names, coreference, sinks.value[:, CONFIDENCE])
+        return Measured(roles, syntactic, self.syntactic.names, coreference, sinks.value[:, CONFIDENCE])
 
 
 def _inputs(ids: Tensor) -> dict[str, Tensor]:

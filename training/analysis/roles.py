@@ -12,6 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy import stats
 
+from gates.roles.measures import WORD_OFFSETS
 from gates.roles.roles import LEAST_COUNT, RULES, TWO_SIDED, Role, specialised
 from training.analysis.model import AnalysisResult, ObservedModel
 from training.analysis.role_measures import (
@@ -164,7 +165,7 @@ def best_heads(observed: ObservedModel, measured: Measured) -> pd.DataFrame:
                 "share": float(values[best]),
                 "low": max(0.0, float(values[best]) - half),
                 "high": min(1.0, float(values[best]) + half),
-                "offset": measured.offsets[int(shares.which[best, column])].removeprefix("offset "),
+                "offset": f"{WORD_OFFSETS[shares.which[best, column]]:+d}",
                 "baseline": float(shares.baseline[best, column]),
                 "heads_with_role": int(passing[:, column].sum()),
             }

@@ -102,14 +102,6 @@ def test_a_slow_model_is_measured_less_often_but_four_times(clock, seconds, pair
     assert len(calls) == 2 * pairs
 
 
-def test_every_module_keeps_its_mode():
-    model, other = build_bert().train(), build_bert()
-    model.bert.embeddings.eval()
-    modes = [module.training for module in (*model.modules(), *other.modules())]
-    measure_cost(model, other, example_inputs(model), batch_sizes=[1])
-    assert [module.training for module in (*model.modules(), *other.modules())] == modes
-
-
 def test_cost_of_a_pruned_model():
     model = build_bert()
     cut = remove_heads_(copy.deepcopy(model), torch.tensor([1.0, 0, 0, 0, 0, 0, 0, 0]))

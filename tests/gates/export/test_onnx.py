@@ -128,18 +128,6 @@ def test_pictures_have_a_dynamic_batch_and_large_weights_lie_beside_the_graph(tm
     check(dense, mask, path, [{"pixel_values": torch.randn(batch, 3, 8, 8)} for batch in (1, 4)], lambda model: model)
 
 
-class Counting(transformers.BertForSequenceClassification):
-    """Adds the number of calls so far, which an export can only freeze."""
-
-    calls = 0
-
-    def forward(self, **inputs):
-        Counting.calls += 1
-        output = super().forward(**inputs)
-        output.logits = output.logits + Counting.calls
-        return output
-
-
 class Branching(transformers.BertForSequenceClassification):
     """Goes another way for some values, which the exporter cannot follow."""
 
