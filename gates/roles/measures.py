@@ -39,10 +39,8 @@ class RoleShares(SentenceShares):
         names: The names of the columns.
     """
 
-    def __init__(
-        self, sites: Sites, counts: Callable[..., Counts], names: Sequence[str], baselines: int, **kwargs: Any
-    ) -> None:
-        super().__init__(sites, columns=len(names), baselines=baselines, **kwargs)
+    def __init__(self, sites: Sites, counts: Callable[..., Counts], names: Sequence[str], baselines: int) -> None:
+        super().__init__(sites, columns=len(names), baselines=baselines)
         self.counts, self.names = counts, list(names)
 
     def observe(self, site: int, weights: Tensor, view: View, *data: Any) -> None:

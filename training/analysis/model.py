@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from itertools import chain, islice, takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,15 +15,16 @@ import torch
 from jsonargparse import ArgumentError
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from pytorch_lightning.utilities import move_data_to_device
 from scipy import stats
 from torch import Tensor
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
+from gates.attention.modes import evaluating
 from gates.attention.sites import AttentionSite, find_attention
 from gates.errors import GateError, first_line
 from gates.gating.head_gates import HeadGates
 from gates.gating.latency import LatencyTable
+from gates.recovery.residual import FinishedStates, find_writers
 from gates.scores.ablation import ablate
 from gates.scores.importance import HeadImportance, head_gradients
 from training.cli.command_line import build_parser, complaint_of
@@ -33,7 +35,6 @@ from training.config.yaml_text import read_text
 from training.data.base import TaskData
 from training.data.text import ClassificationData
 from training.pruner.checkpoints import check_identity, read_checkpoint
-from training.runs import progress
 from training.runs.directory import BUDGET_SEARCH, CONFIG, LATENCY, RunDirectory
 from training.runs.resume import check_same_data, noted_identity
 from training.runs.stored import check_unchanged
@@ -284,12 +285,43 @@ def outcomes(dense: LoadedRun, masks: Tensor, split: Split, *, data: TaskData | 
             return losses.float().unsqueeze(-1)
         return torch.stack([losses.float(), logits.argmax(-1).float(), batch["labels"].float()], dim=-1)
 
-    batches = (move_data_to_device(batch, dense.device) for batch in progress.track(loader, f"evaluating {len(masks)} masks"))
-    found = ablate(dense.gates, masks, batches, per_example).cpu().numpy()
+    batches = dense.on_device(loader, f"evaluating {len(masks)} masks")
+    first = list(islice(batches, 1))
+    found = ablate(dense.gates, masks, chain(first, batches), per_example, _entering(dense.gates, first, per_example))
+    found = found.cpu().numpy()
     losses = found[..., 0].astype(np.float64)
     if not with_classes:
         return Outcomes(losses)
     return Outcomes(losses, dense.metric, found[..., 1].astype(np.int64), found[0, :, 2].astype(np.int64))
+
+
+def _entering(
+    gates: HeadGates, first: Sequence[Any], forward: Callable[[Any], object]
+) -> Callable[[int, Tensor], AbstractContextManager[None]]:
+    """Return a context for each batch and mask in which a pass starts at the first layer with a closed gate.
+
+    The layers before it compute the same under several masks. Every pass is a full one where a trial on the first batch is
+    not equal to the last bit.
+    """
+    with torch.no_grad(), evaluating(gates.model), gates.attached():
+        try:
+            writers, reenters = find_writers(gates, next(iter(first), None), forward)
+        except GateError:  # projections may share their weights
+            writers, reenters = [], False
+    states, last = FinishedStates(), (-1, 0)
+
+    def enter(number: int, mask: Tensor) -> AbstractContextManager[None]:
+        nonlocal states, last
+        is_open = [bool((part == 1).all()) for part in mask.split(gates.sizes)]
+        before = list(takewhile(lambda writer: reenters and is_open[writer.attention], writers))
+        behind = {writer.block for writer in writers[len(before) :]}
+        finished = [block for block in dict.fromkeys(writer.block for writer in before) if block and block not in behind]
+        if number != last[0] or len(finished) < last[1]:  # states are of one batch and its last finished layer
+            states = FinishedStates()
+        last = number, len(finished)
+        return states.entered(number, finished)
+
+    return enter
 
 
 def head_importance(
@@ -303,8 +335,7 @@ def head_importance(
     task, backbone = dense.task, dense.backbone
     importance = HeadImportance(gates.size).to(dense.device)
     values = torch.ones(gates.size) if mask is None else mask
-    for batch in progress.track(loader, "scoring heads"):
-        batch = move_data_to_device(batch, dense.device)
+    for batch in dense.on_device(loader, "scoring heads"):
         with gates.use(values.to(dense.device)):
             importance.update(head_gradients(gates, lambda batch=batch: task.losses(backbone, batch)[0]))  # type: ignore[misc]
     return importance.compute().his.cpu()

@@ -56,6 +56,19 @@ def test_outcomes_are_those_of_a_model_without_the_heads(dense):
     assert found.values[0] != found.values[1]
 
 
+def test_passes_start_at_the_first_layer_with_a_closed_head(dense, monkeypatch):
+    second_layer = torch.cat([torch.ones(12, 4), (torch.rand(12, 4) < 0.5).float()], dim=1)
+    masks, ran = torch.cat([torch.eye(8), second_layer, torch.eye(8)]), []
+    handle = dense.backbone.bert.encoder.layer[0].intermediate.register_forward_hook(lambda *_: ran.append(1))
+    found, few = outcomes(dense, masks, "test"), len(ran)
+    monkeypatch.setattr("training.analysis.model.find_writers", lambda *_: ([], False))
+    full = outcomes(dense, masks, "test")
+    handle.remove()
+    assert few < 0.8 * (len(ran) - few)
+    assert np.array_equal(found.losses, full.losses)
+    assert np.array_equal(found.predictions, full.predictions)
+
+
 def test_each_head_alone_with_mcnemars_test(dense):
     finding = ablate_each(dense)
     table = finding.tables["ablate"]
