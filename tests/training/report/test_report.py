@@ -429,14 +429,6 @@ def test_budgets_are_named_by_the_kind_that_they_prune(kinds, ticks, title):
     assert axes.get_xlabel() == title
 
 
-def test_stages_with_training_come_first():
-    summary = pd.DataFrame(
-        {"stage": ["post hoc", "post hoc with means", "retrained"], "mean": 0.9, "method": "his", "budget": 4}
-    )
-    contents = ReportData(Path("a"), "comparison", summary=summary, comparison=summary)
-    assert contents.stages_by_weight == ["retrained", "post hoc", "post hoc with means"]
-
-
 def test_budgets_per_kind_are_read_from_metrics(tmp_path):
     folder = write_comparison(tmp_path / "a", methods=("learned",), kinds=("encoder", "cross"), budgets=(12, 10), seeds=(0,))
     metrics = json.loads((folder / "metrics.json").read_text())
