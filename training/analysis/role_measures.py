@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -303,19 +303,6 @@ def repeats(observed: ObservedModel, seen: Sequence[int]) -> Iterator[Tensor]:
     return (padded(part, -1, width_of(part, limit)) for part in parts)
 
 
-def own_pairs(observed: ObservedModel) -> list[Any]:
-    """Return batches of the run's own test pairs, up to a number; none where there are none."""
-    if observed.data is None or "target" not in observed.data.splits["test"].column_names:
-        return []
-    batches, rows = [], 0
-    for batch in observed.data.test_dataloader():
-        if rows >= MOST_PAIRS:
-            break
-        batches.append(batch)
-        rows += len(batch["labels"])
-    return batches
-
-
 @dataclass(frozen=True)
 class Measured:
     """The results of all passes.
@@ -419,7 +406,9 @@ class RolePasses:
         first = 0
         for batch in progress.track(self._batches_of_pairs(), "reading pairs"):
             batch = move_data_to_device(batch, self.observed.device)
-            inputs, target = self._inputs_of_pair(batch)
+            inputs, labels = {name: batch[name] for name in ("input_ids", "attention_mask")}, batch["labels"]
+            inputs["decoder_input_ids"] = shifted_right(self.observed.backbone, labels)
+            target = inputs["decoder_input_ids"].masked_fill(labels == IGNORED, -1)
             source = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -1)
             numbers = range(first, first + len(target))
             first += len(target)
@@ -436,18 +425,17 @@ class RolePasses:
             with observe_weights(self.observed.backbone, self.observed.sites, take):
                 self.observed.backbone(**inputs)
 
-    def _batches_of_pairs(self) -> list[Any]:
-        texts = self.texts.trees
-        return own_pairs(self.observed) or [texts.ids(rows) for rows in texts.batches()]
-
-    def _inputs_of_pair(self, batch: Any) -> tuple[dict[str, Tensor], Tensor]:
-        """Return the inputs of the model, and the decoder's tokens with padding as -1."""
-        if isinstance(batch, Mapping):
-            inputs, labels = {name: batch[name] for name in ("input_ids", "attention_mask")}, batch["labels"]
-        else:
-            inputs, labels = _inputs(batch), batch.masked_fill(batch < 0, IGNORED)
-        decoder = shifted_right(self.observed.backbone, labels)
-        return inputs | {"decoder_input_ids": decoder}, decoder.masked_fill(labels == IGNORED, -1)
+    def _batches_of_pairs(self) -> list[dict[str, Tensor]]:
+        data, texts = self.observed.data, self.texts.trees
+        if data is None or "target" not in data.splits["test"].column_names:
+            tokens = [texts.ids(rows) for rows in texts.batches()]
+            return [_inputs(ids) | {"labels": ids.masked_fill(ids < 0, IGNORED)} for ids in tokens]
+        batches: list[dict[str, Tensor]] = []
+        for batch in data.test_dataloader():
+            if sum(len(read["labels"]) for read in batches) >= MOST_PAIRS:
+                break
+            batches.append(batch)
+        return batches
 
     # -- parts of them -----------------------------------------------------------------------------------------
 

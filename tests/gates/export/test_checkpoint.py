@@ -300,8 +300,7 @@ class OtherBert(OwnBert):
 
 def own_bert(kind):
     torch.manual_seed(0)
-    size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40, "vocab_size": 50}
-    return kind(transformers.BertConfig(**size)).eval()
+    return kind(build("bert").config).eval()
 
 
 @pytest.mark.parametrize("form", ["pruned", "masked"])
