@@ -120,8 +120,8 @@ def check_pruned_config(config: Any) -> None:
         _check_plain(where, shape)
         heads, keys = shape.get("heads"), shape.get("kv_heads")
         for key, count in (("heads", heads), ("kv_heads", keys)):
-            is_possible = _is_count(count) and (most is None or count <= most)
-            _expect(is_possible, f"{key} in {where}", count, f"a whole number from 0 to {most}, the most that this config has")
+            is_possible = _is_count(count) and count <= most
+            _expect(is_possible, f"{key} in {where}", count, f"a whole number from 0 to {most}, the most in this config")
         _expect(not heads or (keys and heads % keys == 0), f"kv_heads in {where}", keys, f"a divisor of the {heads} heads")
         tables = {key: shape.get(key, {}) for key in ("projections", "attributes", "config", "modules")}
         for key, table in tables.items():
@@ -132,9 +132,7 @@ def check_pruned_config(config: Any) -> None:
         for path, value in (tables["attributes"] | tables["config"]).items():
             _expect(isinstance(value, int | float | None), f"{path!r} in {where}", value, "a number, true, false or null")
         for path, count in tables["modules"].items():
-            _expect(
-                _is_count(count) and count <= heads, f"{path!r} in {where}", count, f"at most one for each of {heads} heads"
-            )
+            _expect(_is_count(count) and count <= heads, f"{path!r} in {where}", count, f"at most one each of {heads} heads")
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
@@ -263,8 +261,8 @@ def _expect(holds: Any, place: str, value: Any, expected: str) -> None:
         raise GateError(f"{place} in config.json is {_short(value)}; expected {expected}")
 
 
-def _most_heads(config: Any) -> int | None:
-    """Return the largest head count in a config and its nested configs; None if there is none."""
+def _most_heads(config: Any) -> int:
+    """Return the largest head count in a config and its nested configs."""
 
     def counts(values: Mapping[Any, Any]) -> Iterator[int]:
         for key, value in values.items():
@@ -275,7 +273,7 @@ def _most_heads(config: Any) -> int | None:
             elif HEAD_COUNT.search(str(key)):
                 yield from filter(_is_count, value if isinstance(value, list | tuple) else [value])
 
-    return max(counts(config.to_dict()), default=None)
+    return max(counts(config.to_dict()), default=LARGEST_NUMBER)
 
 
 def _is_count(value: Any) -> TypeGuard[int]:

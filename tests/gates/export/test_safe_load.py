@@ -333,7 +333,7 @@ def test_what_surgery_writes_passes(name):
         ({"attributes": {"num_heads": 10**12}}, "1000000000000"),
         ({"attributes": {"": 1}}, "''"),
         ({"config": {"num_attention_heads": "two"}}, "'two'"),
-        ({"modules": {"norms": 3}}, "is 3; expected at most one for each of 2 heads"),
+        ({"modules": {"norms": 3}}, "is 3; expected at most one each of 2 heads"),
         ({"later": {"path": "../../x"}}, "'../../x'"),
         ({"later": [[{"x": "__import__"}]]}, "'__import__'"),
         ({"later": object()}, "object"),
