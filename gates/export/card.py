@@ -51,10 +51,9 @@ SENTENCE = "The attention heads that are left do the work."
 
 def torch_usage(model: PreTrainedModel, auto: str, *, remote_code: bool, has_tokenizer: bool) -> list[str]:
     """Return lines of Python that load an export in PyTorch, with or without remote code, and print a prediction."""
-    example = _example(model)
-    reads_text = has_tokenizer and _is_text(example)
     loader = auto if remote_code else stock_loader(model, auto)
-    names = ", ".join([loader, *(["AutoTokenizer"] if reads_text else [])])
+    lines = prediction(model, auto, has_tokenizer=has_tokenizer)
+    names = ", ".join([loader, *(["AutoTokenizer"] if any("AutoTokenizer" in line for line in lines) else [])])
     remote = ", trust_remote_code=True" if remote_code else ""
     return [
         "import torch",
@@ -62,7 +61,7 @@ def torch_usage(model: PreTrainedModel, auto: str, *, remote_code: bool, has_tok
         "",
         PATH,
         f"model = {loader}.from_pretrained(path{remote}).eval()",
-        *_prediction(model, auto, example, reads_text=reads_text),
+        *lines,
     ]
 
 
@@ -72,15 +71,13 @@ def stock_loader(model: PreTrainedModel, auto: str) -> str:
     return own if hasattr(transformers, own) and auto not in auto_classes(model) else auto
 
 
-def prediction(model: PreTrainedModel, auto: str) -> list[str]:
-    """Return lines that print a prediction for an example; none if no example inputs are found."""
-    return _prediction(model, auto, _example(model), reads_text=False)
-
-
-def _prediction(model: PreTrainedModel, auto: str, example: Mapping[str, Tensor] | None, *, reads_text: bool) -> list[str]:
-    """Return lines that print a prediction for an example, or for a text with the tokenizer at ``path``."""
+def prediction(model: PreTrainedModel, auto: str, *, has_tokenizer: bool = False) -> list[str]:
+    """Return lines that print a prediction for an example, or for a text with the tokenizer at ``path``; none if no example
+    inputs are found."""
+    example = _example(model)
     if example is None:
         return []
+    reads_text = has_tokenizer and _is_text(example)
     generates = _generates(model, example)
     inputs = _inputs(example, auto, reads_text=reads_text, library="torch", generates=generates)
     if generates:
@@ -97,10 +94,10 @@ def _example(model: PreTrainedModel) -> dict[str, Tensor] | None:
         return None
 
 
-def _is_text(example: Mapping[str, Tensor] | None) -> bool:
+def _is_text(example: Mapping[str, Tensor]) -> bool:
     """Return whether a tokenizer makes all these inputs. A text with other inputs needs placeholder tokens for them."""
     text_inputs = {"input_ids", "attention_mask", "token_type_ids", "decoder_input_ids"}
-    return example is not None and "input_ids" in example and example.keys() <= text_inputs
+    return "input_ids" in example and example.keys() <= text_inputs
 
 
 def _generates(model: PreTrainedModel, example: Mapping[str, Tensor]) -> bool:
@@ -176,7 +173,7 @@ def _classes(model: PreTrainedModel) -> int:
 def onnx_usage(model: PreTrainedModel, auto: str, files: Sequence[str], *, has_tokenizer: bool) -> list[str]:
     """Return lines that run the ONNX graphs of an export and print a prediction."""
     example = _example(model)
-    reads_text = has_tokenizer and _is_text(example)
+    reads_text = has_tokenizer and example is not None and _is_text(example)
     names = ", ".join(["AutoConfig", *(["AutoTokenizer"] if reads_text else [])])
     sessions = [f'{Path(file).stem} = onnxruntime.InferenceSession(f"{{path}}/{file}")' for file in files]
     lines = ["import numpy as np", "import onnxruntime", f"from transformers import {names}", "", PATH, *sessions]

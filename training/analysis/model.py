@@ -343,14 +343,15 @@ def head_importance(
 
 def gate_columns(gates: HeadGates) -> pd.DataFrame:
     """Return where each gate is: gate, site, kind, layer, and its number within the site."""
-    rows = [
-        {"site": site.label, "kind": site.kind, "layer": site.layer, "head": head}
-        for site, size in zip(gates.sites, gates.sizes, strict=True)
-        for head in range(size)
-    ]
-    table = pd.DataFrame(rows)
-    table.insert(0, "gate", range(len(rows)))
+    table = place_columns(gates.sites, [(site, head) for site, size in enumerate(gates.sizes) for head in range(size)])
+    table.insert(0, "gate", range(len(table)))
     return table
+
+
+def place_columns(sites: Sequence[AttentionSite], places: Sequence[tuple[int, int]]) -> pd.DataFrame:
+    """Return site, kind, layer and number of some heads or gates, by the number of the site and their own within it."""
+    rows = [(sites[site].label, sites[site].kind, sites[site].layer, head) for site, head in places]
+    return pd.DataFrame(rows, columns=["site", "kind", "layer", "head"])
 
 
 # A model whose attention is observed: that of a run, or one in a folder that Transformers can load.
