@@ -51,16 +51,6 @@ def test_equal_counts_become_a_stock_model(tmp_path, name, keep):
     assert not {"auto_map", "pruned_attention"} & config.keys()
 
 
-def test_a_stock_decoder_generates_what_the_masked_model_generates(tmp_path):
-    architecture, model, batch = make("Llama")
-    mask = same_heads_everywhere(architecture, [2])
-    save_pruned(model, tmp_path / "out", mask, form="stock", tokenizer=None)
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
-    options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
-    expected = masked(model, mask, lambda: model.generate(**batch, **options))
-    assert torch.equal(loaded.generate(**batch, **options), expected)
-
-
 @pytest.mark.parametrize(
     ("name", "kept", "reason"),
     [
