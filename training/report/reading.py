@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -81,7 +81,11 @@ def members_by_role(table: pd.DataFrame) -> dict[str, NDArray[np.bool_]]:
     return {name: members for name, members in groups.items() if members.any()}
 
 
-def role_counts(table: pd.DataFrame, masks: Mapping[tuple[str, int], Mapping[int, NDArray[np.float64]]]) -> pd.DataFrame:
+Masks = dict[tuple[str, int], dict[int, NDArray[np.float64]]]
+"""By method and budget, by seed: 0/1 for every gate or head."""
+
+
+def role_counts(table: pd.DataFrame, masks: Masks) -> pd.DataFrame:
     """Count the heads of every role that each method keeps, in the mean over seeds."""
     rows = []
     for (method, budget), of_seeds in masks.items():
@@ -283,28 +287,37 @@ def _course(rows: pd.DataFrame) -> Course:
     )
 
 
-def _read_masks(contents: ReportData) -> None:
-    masks, listed = (_if_there(read_json, contents.path / name, list) for name in ("masks.json", "sites.json"))
-    if not masks or not listed:
-        contents.missing.append("There are no masks (masks.json), so they are not shown.")
-        return
+def read_masks(path: Path) -> tuple[list[tuple[str, int, int]], Masks, set[tuple[str, int]]]:
+    """Return label, gates and heads of each site of a run or comparison, its masks, and the methods and budgets with other
+    masks of the dense weights."""
+    entries, listed = (read_json(path / name, list) for name in ("masks.json", "sites.json"))
+    masks: Masks = {}
+    searched_again = set()
     try:
-        ordered, places = by_kind(tuple(Site(str(site["label"]), int(site["gates"])) for site in listed))
-        found: dict[tuple[str, int], list[list[float]]] = {}
-        for entry in masks:
-            key = entry["method"], int(entry["budget"])
-            found.setdefault(key, []).append(entry["mask"])
-            if "post_hoc_mask" in entry:
-                contents.searched_again.add(key)
-        for key, of_seeds in found.items():
+        sites = [(str(one["label"]), int(one["gates"]), int(one.get("heads", one["gates"]))) for one in listed]
+        gates = sum(size for _, size, _ in sites)
+        for entry in entries:
+            key = str(entry["method"]), int(entry["budget"])
             if not is_dense(key[0]):
-                stacked = np.array(of_seeds, dtype=float).reshape(len(of_seeds), len(places))
-                contents.masks[key] = ordered, stacked[:, places]
+                masks.setdefault(key, {})[int(entry["seed"])] = np.array(entry["mask"], dtype=float).reshape(gates)
+            if "post_hoc_mask" in entry:
+                searched_again.add(key)
     except (KeyError, TypeError, ValueError) as error:
         raise GateError(
-            f"masks.json and sites.json in {str(contents.path)!r} do not belong together: expected masks with one number per "
-            "gate of the sites, as training compare writes them"
+            f"masks.json and sites.json in {str(path)!r} do not belong together: expected masks with one number per gate of "
+            "the sites, as training compare writes them"
         ) from error
+    return sites, masks, searched_again
+
+
+def _read_masks(contents: ReportData) -> None:
+    found = _if_there(read_masks, contents.path)
+    if found is None or not found[0]:
+        contents.missing.append("There are no masks (masks.json), so they are not shown.")
+        return
+    sites, masks, contents.searched_again = found
+    ordered, places = by_kind(tuple(Site(label, gates) for label, gates, _ in sites))
+    contents.masks = {key: (ordered, np.stack(list(of_seeds.values()))[:, places]) for key, of_seeds in masks.items()}
 
 
 def _read_kinds(contents: ReportData) -> None:
