@@ -1,3 +1,4 @@
+import itertools
 import json
 
 import pytest
@@ -7,6 +8,9 @@ import transformers
 from gates.attention.sites import find_attention
 from gates.errors import GateError
 from gates.export.checkpoint import own_auto_class, save_pruned
+from gates.export.stock import pad_heads
+from gates.gating.latency import LatencyTable, SiteTimes
+from gates.surgery.masks import load_mask
 from tests.gates.chosen import chosen
 from tests.models import masked
 from tools.coverage import architectures as zoo
@@ -138,4 +142,116 @@ def test_what_a_family_does_not_read_by_layer_is_refused(tmp_path, family, kept,
     with pytest.raises(GateError, match=reason) as caught:
         save_pruned(per_layer(family), tmp_path / "out", mask.flatten(), form="stock", tokenizer=None)
     assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+# Heads of zeros make a stock model of an uneven mask, which computes the same.
+
+
+def llama(**more):
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**TINY, "num_hidden_layers": 2, **more})).eval()
+
+
+@pytest.mark.parametrize(
+    ("name", "kept", "heads"),
+    [
+        ("Llama", [[3], [0, 1]], 2),
+        ("Llama", [[], [2]], 1),
+        ("Gemma3", [[1, 3], [2, 3]], 4),
+        ("Qwen3", [[0], [1, 3]], 2),
+        ("NomicBert", [[0, 1, 3], [2]], 3),
+        ("ViT", [[], [1, 2]], 2),
+    ],
+)
+def test_an_uneven_mask_becomes_a_stock_model_with_the_same_outputs(tmp_path, name, kept, heads):
+    architecture = zoo.BY_NAME[name]
+    model, batch, mask = zoo.build(architecture), zoo.inputs(architecture), torch.zeros(2, 4)
+    for row, own in zip(mask, kept, strict=True):
+        row[own] = 1.0
+    mask = mask.flatten()
+    save_pruned(model, tmp_path / "out", mask, form="stock", pad_heads=True, check_batch=batch, tokenizer=None)
+    loaded = type(model).from_pretrained(tmp_path / "out").eval()
+    assert type(loaded) is type(model)
+    assert not (tmp_path / "out" / "modeling_pruned.py").exists()
+    assert {site.heads for site in find_attention(loaded)} == {heads}
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(**batch)[0], masked(model, mask, lambda: model(**batch)[0]), atol=5e-6, rtol=2e-5)
+    assert torch.equal(load_mask(tmp_path / "out" / "mask.json", find_attention(model)), mask)  # of the heads that count
+    card, added = (tmp_path / "out" / "README.md").read_text(), 2 * heads - int(mask.sum())
+    assert f"- Padded: {added} heads of zeros (`--pad_heads`) make all layers" in card
+
+
+def test_a_mask_that_is_even_is_not_padded(tmp_path):
+    mask = torch.tensor([1.0, 0, 0, 0, 0, 0, 1, 0])
+    save_pruned(llama(), tmp_path / "out", mask, form="stock", pad_heads=True, tokenizer=None)
+    assert "- Padded: by no head" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_gate_values_are_folded_into_the_heads_that_count(tmp_path):
+    model, mask, values = llama(), torch.tensor([1.0, 0, 0, 0, 1, 1, 0, 0]), torch.rand(8)
+    batch = {"input_ids": torch.randint(3, 50, (2, 6))}
+    expected = masked(model, mask * values, lambda: model(**batch)[0])
+    save_pruned(model, tmp_path / "out", mask, values=values, form="stock", pad_heads=True, tokenizer=None)
+    with torch.no_grad():
+        found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()(**batch)[0]
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+
+
+def test_padding_is_minimal_and_keeps_every_head_that_counts():
+    """Against all masks with whole groups: none with fewer heads is equal in both layers and has the heads that count."""
+    model = llama()
+    generator = torch.Generator().manual_seed(0)
+    options = {
+        (groups, size): [
+            torch.tensor([[1.0 if group in chosen and head in own[chosen.index(group)] else 0.0 for head in range(2)]
+                          for group in range(2)]).flatten()
+            for chosen in itertools.combinations(range(2), groups)
+            for own in itertools.product(itertools.combinations(range(2), size), repeat=groups)
+        ]
+        for groups in (1, 2) for size in (1, 2)
+    }  # fmt: skip
+    for _ in range(20):
+        mask = (torch.rand(8, generator=generator) < 0.4).float()
+        padded = pad_heads(model, mask)
+        assert bool((padded >= mask).all())
+        fits = [
+            groups * size
+            for (groups, size), masks in options.items()
+            if all(any(bool((one >= part).all()) for one in masks) for part in mask.split(4))
+        ]
+        assert padded.sum() == 2 * min(fits)
+
+
+def test_numbers_that_the_config_does_not_take_are_passed_over():
+    """LlamaConfig wants the hidden size to be a multiple of the heads: 3 of 4 heads are padded to 4."""
+    model = llama(num_key_value_heads=4)
+    assert pad_heads(model, torch.tensor([1.0, 1, 1, 0, 1, 0, 0, 0])).tolist() == [1.0] * 8
+
+
+def test_the_fastest_number_of_heads_is_that_of_the_table():
+    """Two heads are needed; three are measured faster, and four are as fast within the noise."""
+    model, mask = zoo.build(zoo.BY_NAME["NomicBert"]), torch.tensor([1.0, 0, 0, 0, 1, 0, 1, 0])
+    smooth = [0.0, 1.0, 3.0, 3.0, 3.0]
+
+    def padded(measured):
+        table = LatencyTable(1.0, [SiteTimes(f"encoder.{layer}", smooth, measured) for layer in range(2)])
+        return pad_heads(model, mask, table).view(2, 4).sum(1).tolist()
+
+    assert pad_heads(model, mask).view(2, 4).sum(1).tolist() == padded(None) == padded(smooth) == [2, 2]
+    assert padded([0.0, 1.0, 4.0, 2.0, 1.99]) == [3, 3]
+    with pytest.raises(GateError, match="measure one of this model"):
+        pad_heads(model, mask, LatencyTable(1.0, [SiteTimes("encoder.0", smooth)]))
+
+
+@pytest.mark.parametrize("name", ["Bert", "Bart", "GPT2"])
+def test_a_class_that_derives_the_size_of_a_head_is_refused(tmp_path, name):
+    architecture = zoo.BY_NAME[name]
+    mask = torch.ones(architecture.heads)
+    mask.view(-1, 4)[:, 0] = 0.0
+    mask[1] = 0.0
+    for kept in (mask, mask.view(-1, 4).roll(1, 0).flatten()):
+        with pytest.raises(GateError, match=r"hidden size|must be divisible") as caught:
+            save_pruned(zoo.build(architecture), tmp_path / "out", kept, form="stock", pad_heads=True, tokenizer=None)
+        assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
