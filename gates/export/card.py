@@ -79,7 +79,7 @@ def prediction(model: PreTrainedModel, auto: str, *, has_tokenizer: bool = False
         return []
     reads_text = has_tokenizer and _is_text(example)
     generates = _generates(model, example)
-    inputs = _inputs(example, auto, reads_text=reads_text, library="torch", generates=generates)
+    inputs = _inputs(example, auto, reads_text=reads_text, of="torch", generates=generates)
     if generates:
         show = "tokenizer.decode(generated[0], skip_special_tokens=True)" if reads_text else "generated[0].tolist()"
         return [*inputs, "generated = model.generate(**inputs, max_new_tokens=20)", f"print({show})"]
@@ -179,7 +179,7 @@ def onnx_usage(model: PreTrainedModel, auto: str, files: Sequence[str], *, has_t
     lines = ["import numpy as np", "import onnxruntime", f"from transformers import {names}", "", PATH, *sessions]
     if example is None:
         return lines
-    given = _inputs(example, auto, reads_text=reads_text, library="numpy", generates=model.can_generate())
+    given = _inputs(example, auto, reads_text=reads_text, of="np", generates=model.can_generate())
     lines += ["config = AutoConfig.from_pretrained(path)", *given]
     if model.can_generate():
         return lines + _decoding(model, reads_text=reads_text)
@@ -219,7 +219,7 @@ def _decoding(model: PreTrainedModel, *, reads_text: bool) -> list[str]:
     ]
 
 
-def _inputs(example: Mapping[str, Tensor], auto: str, *, reads_text: bool, library: str, generates: bool) -> list[str]:
+def _inputs(example: Mapping[str, Tensor], auto: str, *, reads_text: bool, of: str, generates: bool) -> list[str]:
     """Return lines that make ``inputs``: a sentence for a tokenizer, else the example, with ones for pictures and sound."""
     lines = ["inputs = {}"]
     given = dict(example)
@@ -227,33 +227,31 @@ def _inputs(example: Mapping[str, Tensor], auto: str, *, reads_text: bool, libra
         given.pop("decoder_input_ids", None)
     if reads_text:
         text = f'"What do the heads do?", "{SENTENCE}"' if auto.endswith("QuestionAnswering") else f'"{SENTENCE}"'
-        kind = "pt" if library == "torch" else "np"
+        kind = "pt" if of == "torch" else "np"
         lines = [
             "tokenizer = AutoTokenizer.from_pretrained(path)",
             f'inputs = dict(tokenizer({text}, return_tensors="{kind}"))',
         ]
         given = {name: tensor for name, tensor in given.items() if name == "decoder_input_ids"}
     elif "input_ids" in given:
-        ids = _literal(given.pop("input_ids"), library)
+        ids = _literal(given.pop("input_ids"), of)
         lines = [f"ids = {ids}  # from the tokenizer of the model", 'inputs = {"input_ids": ids}']
         if given.pop("attention_mask", None) is not None:
-            ones = "torch.ones_like(ids)" if library == "torch" else "np.ones_like(ids)"
-            lines[-1] = f'inputs = {{"input_ids": ids, "attention_mask": {ones}}}'
+            lines[-1] = f'inputs = {{"input_ids": ids, "attention_mask": {of}.ones_like(ids)}}'
     for name, value in given.items():
         is_same = name == "decoder_input_ids" and "input_ids" in example
-        lines.append(f'inputs["{name}"] = ' + ('inputs["input_ids"]' if is_same else _literal(value, library)))
+        lines.append(f'inputs["{name}"] = ' + ('inputs["input_ids"]' if is_same else _literal(value, of)))
     return lines
 
 
-def _literal(value: Tensor, library: str) -> str:
+def _literal(value: Tensor, of: str) -> str:
     """Return Python for a tensor: its numbers, or ones for pictures and sound, because some models skip pictures of zeros."""
     shape: Any = tuple(value.shape)
     if value.is_floating_point():
-        return f"torch.ones({shape})" if library == "torch" else f"np.ones({shape}, np.float32)"
-    of = "torch" if library == "torch" else "np"
+        return f"torch.ones({shape})" if of == "torch" else f"np.ones({shape}, np.float32)"
     if value.numel() > 1 and bool((value == value.flatten()[0]).all()):
         return f"{of}.full({shape}, {value.flatten()[0].item()})"
-    return f"{of}.{'tensor' if library == 'torch' else 'array'}({value.tolist()})"
+    return f"{of}.{'tensor' if of == 'torch' else 'array'}({value.tolist()})"
 
 
 CardForm = Literal["pruned", "stock", "masked", "onnx"]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gates.attention.sites import KINDS, Kind
 from gates.errors import GateError
+from gates.export.checkpoint import special_ids
 from gates.roles.measures import (
     CONFIDENCE,
     LENGTHS,
@@ -182,12 +183,6 @@ def read_texts(files: RoleFiles, observed: ObservedModel) -> RoleTexts:
         seen = [token for token in range(len(observed.tokenizer)) if token not in special]
     frequencies = _frequencies(files, observed, encoded)
     return RoleTexts(encoded, relations, pronouns, *frequencies, seen, files.parser, shown, maps)
-
-
-def special_ids(tokenizer: Any) -> set[int]:
-    """Return the tokens that stand for no word: special ones, but the unknown only if it is the start, end or padding too."""
-    others = {getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad", "cls", "sep", "mask")}
-    return set(tokenizer.all_special_ids) - ({tokenizer.unk_token_id} - others)
 
 
 def _named_heads(names: Sequence[str], observed: ObservedModel) -> list[tuple[int, int]]:

@@ -11,11 +11,12 @@ import torch
 from transformers import BertConfig, BertModel
 
 from gates.errors import GateError
+from gates.export.checkpoint import special_ids
 from gates.roles.roles import RULES
 from tests.training.analysis.models import make_decoder, make_dense, make_translator
 from training.analysis import role_measures as role_texts
 from training.analysis.model import observe_folder, observe_run
-from training.analysis.role_measures import BATCH, CELLS, Encoded, RoleFiles, RolePasses, read_texts, special_ids
+from training.analysis.role_measures import BATCH, CELLS, Encoded, RoleFiles, RolePasses, read_texts
 from training.analysis.roles import roles_of_heads
 from training.commands.table import run_command
 from training.data.synthetic import word_tokenizer
