@@ -288,8 +288,10 @@ def _course(rows: pd.DataFrame) -> Course:
 
 
 def read_masks(path: Path) -> tuple[list[tuple[str, int, int]], Masks, set[tuple[str, int]]]:
-    """Return label, gates and heads of each site of a run or comparison, its masks, and the methods and budgets with other
-    masks of the dense weights."""
+    """Return label, gates and heads of each site of a run or comparison, and its masks without those of the dense model.
+
+    The last part has the methods and budgets whose masks of the dense weights are different ones.
+    """
     entries, listed = (read_json(path / name, list) for name in ("masks.json", "sites.json"))
     masks: Masks = {}
     searched_again = set()
