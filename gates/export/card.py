@@ -280,8 +280,8 @@ class ModelCard:
         method: The name of the method that chose the mask.
         metrics: The results of the export by name (``{"accuracy": 0.91}``).
         dense_metrics: The results of the dense model by name.
-        metric_types: The metrics of Hugging Face's ``evaluate`` by name; see :data:`MetricTypes`. Others keep their names in the
-            Hub's evaluation block.
+        metric_types: The metrics of Hugging Face's ``evaluate`` by name; see :data:`MetricTypes`. Others keep their names in
+            the Hub's evaluation block.
         dataset: The hub name or a description of the evaluation data, required for the Hub's evaluation block.
         subset, split: The configuration and the split of the dataset.
         more_splits: The names of further splits, which precede the names of their metrics, as in ``mismatched_accuracy``.
