@@ -130,10 +130,6 @@ def paired_change(changes: Array) -> Difference:
     """Return the mean of changes ``[examples]`` with Student's interval and paired test.
 
     Changes that are all alike have no spread, and p is 1 if they are zero and else 0.
-
-    >>> found = paired_change(np.array([1.0, 2.0, 3.0]))
-    >>> found.difference, round(found.p, 3)
-    (2.0, 0.074)
     """
     found = interval(changes)
     constant = found.seeds < 2 or found.std == 0
@@ -287,8 +283,8 @@ def outcomes(dense: LoadedRun, masks: Tensor, split: Split, *, data: TaskData | 
 
     batches = dense.on_device(loader, f"evaluating {len(masks)} masks")
     first = list(islice(batches, 1))
-    found = ablate(dense.gates, masks, chain(first, batches), per_example, _entering(dense.gates, first, per_example))
-    found = found.cpu().numpy()
+    entered = _entering(dense.gates, first, per_example)
+    found = ablate(dense.gates, masks, chain(first, batches), per_example, entered).cpu().numpy()
     losses = found[..., 0].astype(np.float64)
     if not with_classes:
         return Outcomes(losses)

@@ -242,11 +242,7 @@ def _count(rows: Iterable[Sequence[int]], observed: ObservedModel) -> Tensor:
 
 
 def width_of(rows: Sequence[Sequence[Any]], limit: int | None) -> int:
-    """Return the longest row's length, up to a multiple of :data:`MULTIPLE` if that is within the limit.
-
-    >>> width_of([[1] * 5, [1] * 11], limit=None), width_of([[1] * 11], limit=12)
-    (16, 12)
-    """
+    """Return the longest row's length, up to a multiple of :data:`MULTIPLE` if that is within the limit."""
     longest = max(map(len, rows))
     filled = -(-longest // MULTIPLE) * MULTIPLE
     return filled if limit is None else max(longest, min(filled, limit))

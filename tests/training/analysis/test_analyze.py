@@ -5,13 +5,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy import stats
 
 from gates.errors import GateError
 from tests.training import causal_runs, translation_runs
 from tests.training.analysis.models import BART, make_decoder, make_dense, make_translator
 from tests.training.runs import make_data
 from training.analysis.heads import ablate_each, across_domains, by_kind, one_per_layer
-from training.analysis.model import gate_columns, head_importance, load_run, outcomes
+from training.analysis.model import Outcomes, gate_columns, head_importance, load_run, outcomes
 from training.commands.table import run_command
 from training.stats.significance import holm, mcnemar
 
@@ -126,6 +127,15 @@ def test_the_same_data_correlate_perfectly_and_others_less(dense):
     other = across_domains(dense, make_data(test_rows=90, max_distractors=0))
     assert other.numbers["loss_change"]["pearson"] < 0.9999
     assert other.numbers["his"]["pearson_low"] <= other.numbers["his"]["pearson"] <= other.numbers["his"]["pearson_high"]
+
+
+def test_a_change_of_the_loss_has_students_paired_test():
+    losses = np.random.default_rng(0).normal(size=(3, 20))
+    losses[2] = losses[0]
+    changed, equal = Outcomes(losses).against_first()
+    expected = stats.ttest_rel(losses[1], losses[0])
+    assert (changed.p, changed.low, changed.high) == pytest.approx((expected.pvalue, *expected.confidence_interval()))
+    assert (equal.difference, equal.p) == (0, 1)
 
 
 def test_other_data_must_be_of_the_same_task(dense):
