@@ -232,10 +232,8 @@ def _read_heads(contents: ReportData) -> None:
         contents.scores = scores.assign(label=[f"{k}.{n}" for k, n in zip(scores["kind"], scores["layer"], strict=True)])
     _read_masks(contents)
     _read_kinds(contents)
-    contents.prices = _table(path, "prices.csv")
-    if contents.masks:
-        labels = {site.label for site in next(iter(contents.masks.values()))[0]}
-        _check_columns(path / "prices.csv", contents.prices, {"seed", "method", "price", "open", *labels})
+    sites = next(iter(contents.masks.values()), ((), None))[0]
+    contents.prices = _table(path, "prices.csv", ("seed", "method", "price", "open", *(site.label for site in sites)))
     gates = _optional(contents, "gates_over_time.csv", "open heads over training are not shown")
     if gates is not None:
         for (method, budget), rows in gates.groupby(["method", "budget"], sort=False):
@@ -246,20 +244,12 @@ def _read_heads(contents: ReportData) -> None:
 
 def _read_translations(contents: ReportData) -> None:
     """Read sample sentences with the signatures of their metrics, and of a run the tests of its systems."""
-    path = contents.path
-    contents.samples = _if_there(_samples, path / SAMPLES)
-    _check_columns(path / SAMPLES, contents.samples, {"source", "reference"})
+    contents.samples = _if_there(_samples, contents.path / SAMPLES)
     if contents.samples is None and contents.metric == "bleu":
         contents.missing.append(f"There is no {SAMPLES}, so no translations are shown.")
     contents.signatures = contents.metrics.get("signatures", {})
     if contents.kind == "run":
-        contents.significance = _table(path, SIGNIFICANCE)
-
-
-def _check_columns(path: Path, table: pd.DataFrame | None, needed: set[str]) -> None:
-    lacking = sorted(needed - set(table.columns)) if table is not None else []
-    if lacking:
-        raise GateError(f"{str(path)!r} has no column {', '.join(map(repr, lacking))}; write the results again")
+        contents.significance = _table(contents.path, SIGNIFICANCE)
 
 
 def _course(rows: pd.DataFrame) -> Course:
@@ -340,17 +330,20 @@ def _optional(contents: ReportData, name: str, consequence: str) -> pd.DataFrame
     return table if table is not None and len(table) else None
 
 
-def _table(path: Path, name: str) -> pd.DataFrame | None:
-    return _if_there(partial(read_table, needed=COLUMNS.get(name, ())), path / name)
+def _table(path: Path, name: str, needed: Sequence[str] = ()) -> pd.DataFrame | None:
+    return _if_there(partial(read_table, needed=needed or COLUMNS.get(name, ())), path / name)
 
 
 def _samples(path: Path) -> pd.DataFrame | None:
     """Read translations, which are texts whatever they look like."""
     text = read_text(path)
     try:
-        return pd.read_csv(io.StringIO(text), sep="\t", dtype=str, keep_default_na=False) if text else None
+        table = pd.read_csv(io.StringIO(text), sep="\t", dtype=str, keep_default_na=False) if text else None
     except ValueError as error:
         raise damaged(path, "a table", first_line(error), AGAIN) from error
+    if table is not None and (lacking := sorted({"source", "reference"} - set(table.columns))):
+        raise damaged(path, "a table", f"it has no column {lacking[0]!r}", AGAIN)
+    return table
 
 
 def _if_there(read: Callable[..., T], *arguments: Any) -> T | None:
