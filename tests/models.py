@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -196,6 +198,14 @@ def random_mask(name: str, *, seed: int = 2) -> Tensor:
     mask = (torch.rand(heads, generator=torch.Generator().manual_seed(seed)) < 0.5).float()
     mask[:4], mask[4:8] = 0.0, 1.0
     return mask
+
+
+def script(path: Path) -> Any:
+    """Return a script that is in no package as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+    spec.loader.exec_module(module)  # type: ignore[union-attr]
+    return module
 
 
 def values_of_a_call(gates: HeadGates, call: Callable[[], object]) -> Tensor:
