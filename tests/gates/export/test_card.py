@@ -3,8 +3,6 @@
 import json
 import math
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import huggingface_hub
@@ -18,7 +16,7 @@ from gates.export.card import ModelCard, evaluation_block, torch_usage
 from gates.export.checkpoint import own_auto_class, save_pruned
 from gates.model import get_gated_model
 from tests.gates.chosen import chosen
-from tests.models import SEQ2SEQ, VOCABULARY, _sizes, build, random_mask
+from tests.models import SEQ2SEQ, VOCABULARY, _sizes, build, random_mask, run_fresh
 from tools.coverage.every_type import check_code
 from tools.coverage.tiny import tiny_models
 
@@ -66,16 +64,7 @@ def run(folder, directories):
     """What the snippet of each export prints, in a process of its own."""
     for name, directory in directories.items():
         (folder / f"{name}.py").write_text(snippet(directory).replace("path/to/base/model", str(folder / "base")))
-    home = {
-        "HF_HOME": str(folder / "hf"),
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "PATH": "/usr/bin:/bin",
-        "PYTHONPATH": ROOT,
-    }
-    command = [sys.executable, "-c", PROCESS, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, env=home, cwd=folder)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_fresh(PROCESS, folder, folder=folder, PYTHONPATH=ROOT)
     return json.loads((folder / "said.json").read_text())
 
 
