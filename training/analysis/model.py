@@ -19,7 +19,7 @@ from scipy import stats
 from torch import Tensor
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
-from gates.attention.modes import evaluating
+from gates.attention.intercept import observing
 from gates.attention.sites import AttentionSite, find_attention
 from gates.errors import GateError, first_line
 from gates.gating.head_gates import HeadGates
@@ -299,7 +299,7 @@ def _entering(
     The layers before it compute the same under several masks. Every pass is a full one where a trial on the first batch is
     not equal to the last bit.
     """
-    with torch.no_grad(), evaluating(gates.model), gates.attached():
+    with torch.no_grad(), gates.attached(), observing(gates.model, gates.sites):
         try:
             writers, reenters = find_writers(gates, next(iter(first), None), forward)
         except GateError:  # projections may share their weights
