@@ -67,17 +67,9 @@ MOST_SHOWN, LONGEST_SHOWN = 20, 64
 
 @dataclass(frozen=True)
 class RoleFiles:
-    """The files and names that the command was given.
+    """The files and names in the options of the same names (``most_sentences`` is ``--sentences``); None if they are not given.
 
-    Args:
-        conllu: A treebank; None with a parser of the texts.
-        text: A text whose token frequencies count; None for the run's training data, or else the treebank.
-        coref: A file of pronouns; None for none.
-        relations: The relations to measure; all by default.
-        most_sentences: The most sentences of the treebank and of the pronouns; None for all.
-        parser: The parser of the texts, see :func:`training.data.trees.parse_texts`; None with a treebank.
-        show: A file of sentences whose attention is shown, one on each line; None for some of the treebank.
-        maps: The names of heads whose attention is drawn.
+    A treebank and a parser of the texts exclude each other.
     """
 
     conllu: str | None
