@@ -23,10 +23,9 @@ def make(name):
     return architecture, zoo.build(architecture), zoo.inputs(architecture)
 
 
-def same_heads_everywhere(architecture, keep):
-    layer = torch.zeros(4)
-    layer[keep] = 1.0
-    return layer.repeat(architecture.heads // 4)
+def mask_of(kept):
+    """The mask of the heads that each layer of four keeps."""
+    return torch.tensor([[float(head in own) for head in range(4)] for own in kept]).flatten()
 
 
 def masked_output(model, mask, batch):
@@ -37,7 +36,7 @@ def masked_output(model, mask, batch):
 @pytest.mark.parametrize("keep", [[0, 1], [1, 3]], ids=["one group", "across groups"])
 def test_equal_counts_become_a_stock_model(tmp_path, name, keep):
     architecture, model, batch = make(name)
-    mask = same_heads_everywhere(architecture, keep)
+    mask = mask_of([keep] * (architecture.heads // 4))
     expected = masked_output(model, mask, batch)
     save_pruned(model, tmp_path / "out", mask, form="stock", check_batch=batch, tokenizer=None)
     assert {path.name for path in (tmp_path / "out").iterdir()} <= {
@@ -70,11 +69,8 @@ def test_equal_counts_become_a_stock_model(tmp_path, name, keep):
 )
 def test_what_no_stock_class_can_hold_is_refused_with_the_reason(tmp_path, name, kept, reason):
     _, model, batch = make(name)
-    mask = torch.zeros(len(kept), 4)
-    for row, heads in zip(mask, kept, strict=True):
-        row[heads] = 1.0
     with pytest.raises(GateError, match=reason) as caught:
-        save_pruned(model, tmp_path / "out", mask.flatten(), form="stock", check_batch=batch, tokenizer=None)
+        save_pruned(model, tmp_path / "out", mask_of(kept), form="stock", check_batch=batch, tokenizer=None)
     assert "remote code" in str(caught.value)  # what to use instead
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
@@ -110,19 +106,17 @@ def per_layer(family):
     ],
 )
 def test_what_a_family_reads_by_layer_may_differ_by_layer(tmp_path, family, kept, left, stated):
-    model, mask = per_layer(family), torch.zeros(4, 4)
-    for row, heads in zip(mask, kept, strict=True):
-        row[heads] = 1.0
-    save_pruned(model, tmp_path / "out", mask.flatten(), form="stock", tokenizer=None)
+    model, mask = per_layer(family), mask_of(kept)
+    save_pruned(model, tmp_path / "out", mask, form="stock", tokenizer=None)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     assert type(loaded) is type(model)
     assert [(site.heads, site.kv_heads) for site in find_attention(loaded)] == left
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["num_attention_heads_per_layer" if family == "Laguna" else "per_layer_config"] == stated
     ids = torch.randint(3, 50, (2, 7))
-    torch.testing.assert_close(loaded(ids)[0], masked_output(model, mask.flatten(), {"input_ids": ids}), atol=5e-6, rtol=2e-5)
+    torch.testing.assert_close(loaded(ids)[0], masked_output(model, mask, {"input_ids": ids}), atol=5e-6, rtol=2e-5)
     options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
-    expected = masked(model, mask.flatten(), lambda: model.generate(ids, **options))
+    expected = masked(model, mask, lambda: model.generate(ids, **options))
     for cache in ("dynamic", "static"):
         assert torch.equal(loaded.generate(ids, cache_implementation=cache, **options), expected)
 
@@ -136,11 +130,8 @@ def test_what_a_family_reads_by_layer_may_differ_by_layer(tmp_path, family, kept
     ],
 )
 def test_what_a_family_does_not_read_by_layer_is_refused(tmp_path, family, kept, reason):
-    mask = torch.zeros(4, 4)
-    for row, heads in zip(mask, kept, strict=True):
-        row[heads] = 1.0
     with pytest.raises(GateError, match=reason) as caught:
-        save_pruned(per_layer(family), tmp_path / "out", mask.flatten(), form="stock", tokenizer=None)
+        save_pruned(per_layer(family), tmp_path / "out", mask_of(kept), form="stock", tokenizer=None)
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
@@ -165,11 +156,7 @@ def llama(**more):
     ],
 )
 def test_an_uneven_mask_becomes_a_stock_model_with_the_same_outputs(tmp_path, name, kept, heads):
-    architecture = zoo.BY_NAME[name]
-    model, batch, mask = zoo.build(architecture), zoo.inputs(architecture), torch.zeros(2, 4)
-    for row, own in zip(mask, kept, strict=True):
-        row[own] = 1.0
-    mask = mask.flatten()
+    (_, model, batch), mask = make(name), mask_of(kept)
     save_pruned(model, tmp_path / "out", mask, form="stock", pad_heads=True, check_batch=batch, tokenizer=None)
     loaded = type(model).from_pretrained(tmp_path / "out").eval()
     assert type(loaded) is type(model)
