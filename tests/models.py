@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -196,6 +200,23 @@ def random_mask(name: str, *, seed: int = 2) -> Tensor:
     mask = (torch.rand(heads, generator=torch.Generator().manual_seed(seed)) < 0.5).float()
     mask[:4], mask[4:8] = 0.0, 1.0
     return mask
+
+
+def script(path: Path) -> Any:
+    """Return a script that is in no package as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+    spec.loader.exec_module(module)  # type: ignore[union-attr]
+    return module
+
+
+def run_fresh(code: str, *arguments: object, folder: Path, **environment: str) -> str:
+    """Return what Python code prints in a new process, which has no network and finds this project only if it is named."""
+    own = {"HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=own | environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
 
 
 def values_of_a_call(gates: HeadGates, call: Callable[[], object]) -> Tensor:

@@ -1,6 +1,5 @@
 """README and documentation: links lead somewhere, commands parse, names exist, tables and pictures are those of the files."""
 
-import importlib.util
 import os
 import re
 import shlex
@@ -16,6 +15,7 @@ from markdown_it import MarkdownIt
 
 import gates
 from gates.errors import GateError
+from tests.models import script
 from tools import docs_tables
 from training.commands import table
 from training.comparison.methods import MODIFIERS, NAMES, PARAMETERS
@@ -161,10 +161,7 @@ def test_tables_are_those_of_the_files(page, tmp_path):
 
 @pytest.mark.integration
 def test_pictures_are_those_of_the_files(tmp_path):
-    spec = importlib.util.spec_from_file_location("pictures", DOCS / "pictures.py")
-    pictures = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(pictures)
-    pictures.write_pages(tmp_path)
+    script(DOCS / "pictures.py").write_pages(tmp_path)
     drawn = sorted(path.name for path in tmp_path.iterdir())
     assert "tasks.svg" in drawn
     for name in drawn:

@@ -1,6 +1,5 @@
 """The notebooks, executed top to bottom on what tiny runs leave, and the script of the ablation."""
 
-import importlib.util
 import re
 from functools import partial
 from pathlib import Path
@@ -9,6 +8,7 @@ import nbformat
 import pandas as pd
 import pytest
 
+from tests.models import script
 from tests.training.runs import run_fit, write_config
 from training.commands.table import run_command
 
@@ -18,20 +18,12 @@ NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 NAMES = ("01_prune_your_model.ipynb", "02_compare_methods.ipynb", "03_what_heads_do.ipynb")
 
 
-def script(name):
-    """A script beside the notebooks, as a module."""
-    spec = importlib.util.spec_from_file_location(name, NOTEBOOKS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def execute(name, monkeypatch, **environment):
     """All outputs of a notebook's code cells; an error in one is raised."""
     for variable, value in environment.items():
         monkeypatch.setenv(variable, str(value))
     monkeypatch.setenv("PYTHONPATH", str(NOTEBOOKS.parent))
-    notebook = script("execute").execute(NOTEBOOKS / name)
+    notebook = script(NOTEBOOKS / "execute.py").execute(NOTEBOOKS / name)
     return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
 
 
@@ -91,7 +83,7 @@ def test_what_heads_do(monkeypatch):
 
 @pytest.mark.nightly
 def test_levers_are_judged_on_the_selection_split(tmp_path, capsys):
-    levers = script("levers")
+    levers = script(NOTEBOOKS / "levers.py")
     further = ["--", "--config", write_config(tmp_path), "--budgets", "2", "--seeds", "0,1"]
     assert levers.main([str(tmp_path / "out"), "--only", "as configured", "--only", "start by HIS", *further]) == 0
     table = pd.read_csv(tmp_path / "out" / "levers.csv")

@@ -1,12 +1,12 @@
 """The tables and numbers of roles.md and relevance.md in docs/explanation are those of the files in notebooks/results/roles."""
 
-import importlib.util
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from scipy import stats
 
+from tests.models import script
 from training.analysis.survival import survival_of_roles
 from training.truth.program import PREVIOUS, PROGRAMS
 
@@ -15,14 +15,7 @@ PAGE = " ".join((ROOT / "docs" / "explanation" / "roles.md").read_text(encoding=
 RELEVANCE = " ".join((ROOT / "docs" / "explanation" / "relevance.md").read_text(encoding="utf-8").split())
 RESULTS = ROOT / "notebooks" / "results" / "roles"
 ROLES = ["positional", "syntactic", "rare", "coreference", "separator", "first-token", "broad", "background"]
-
-
-def script(name):
-    """A script of notebooks/roles as a module."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "notebooks" / "roles" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+tables, known = (script(ROOT / "notebooks" / "roles" / f"{name}.py") for name in ("tables", "known"))
 
 
 def test_the_map_is_that_of_the_file():
@@ -41,7 +34,10 @@ def test_the_map_is_that_of_the_file():
 
 
 def test_depths_are_those_of_the_roles():
-    found, kept = script("tables").depth_table(pd.read_csv(RESULTS / "roles.csv")), pd.read_csv(RESULTS / "depth.csv")
+    found, kept = (
+        tables.depth_table(pd.read_csv(RESULTS / "roles.csv")),
+        pd.read_csv(RESULTS / "depth.csv"),
+    )
     pd.testing.assert_frame_equal(found, kept)
     rows = {str(row["role"]): row for row in kept.to_dict("records")}
     for role, said in (
@@ -55,7 +51,7 @@ def test_depths_are_those_of_the_roles():
 
 def test_the_interval_of_a_depth_is_students_over_heads():
     table = pd.read_csv(RESULTS / "roles.csv")
-    rows = script("tables").depth_table(table).set_index("role")
+    rows = tables.depth_table(table).set_index("role")
     depths = table.loc[table["syntactic_has"], "layer"] / 5
     low, high = stats.t.interval(0.95, len(depths) - 1, depths.mean(), stats.sem(depths))
     assert rows.loc["syntactic", ["depth", "low", "high"]].tolist() == pytest.approx([depths.mean(), low, high])
@@ -63,7 +59,10 @@ def test_the_interval_of_a_depth_is_students_over_heads():
 
 
 def test_the_best_heads_are_those_of_the_relations():
-    found, kept = script("tables").clark_table(pd.read_csv(RESULTS / "relations.csv")), pd.read_csv(RESULTS / "clark.csv")
+    found, kept = (
+        tables.clark_table(pd.read_csv(RESULTS / "relations.csv")),
+        pd.read_csv(RESULTS / "clark.csv"),
+    )
     pd.testing.assert_frame_equal(found, kept, check_dtype=False)
     for row in kept.to_dict("records"):
         share, low, high, baseline = (f"{100 * row[name]:.1f}" for name in ("share", "low", "high", "baseline"))
@@ -74,7 +73,7 @@ def test_the_best_heads_are_those_of_the_relations():
 @pytest.mark.integration
 def test_what_survives_is_that_of_the_comparisons():
     kept = pd.read_csv(RESULTS / "survival.csv")
-    pd.testing.assert_frame_equal(kept, script("tables").survival_table().reset_index(drop=True))
+    pd.testing.assert_frame_equal(kept, tables.survival_table().reset_index(drop=True))
     for _, row in kept[
         kept["method"].isin(["learned", "his", "entropy(keep=high)", "random"]) & (kept["budget"] > 4)
     ].iterrows():
@@ -162,7 +161,6 @@ def test_known_roles_are_those_of_the_files():
 
 
 def test_known_roles_of_one_program_are_found_again():
-    known = script("known")
     for name in ("bigram-undone", "induction-copies"):
         rows = pd.DataFrame(known.program_rows(PROGRAMS[name], 0))
         assert len(rows) == PROGRAMS[name].total_heads
@@ -176,7 +174,6 @@ def test_known_roles_of_one_program_are_found_again():
 
 
 def test_the_distance_that_a_head_is_built_for():
-    known = script("known")
     heads = {head.does: head for layer in PROGRAMS["palindrome"].layers for head in layer.heads}
     assert known.distance_of(PREVIOUS, PROGRAMS["bigram"]) == -1
     assert known.distance_of(heads["mirror"], PROGRAMS["palindrome"]) is None  # another distance at every place
@@ -190,11 +187,7 @@ def test_what_methods_keep_of_programs_follows_from_the_truth():
     with_one = {
         name
         for name in set(truth["program"])
-        if any(
-            script("known").distance_of(head, PROGRAMS[name]) is not None
-            for layer in PROGRAMS[name].layers
-            for head in layer.heads
-        )
+        if any(known.distance_of(head, PROGRAMS[name]) is not None for layer in PROGRAMS[name].layers for head in layer.heads)
     }
-    found = script("known").method_table(truth, with_one)
+    found = known.method_table(truth, with_one)
     pd.testing.assert_frame_equal(found, pd.read_csv(RESULTS / "known_roles_methods.csv"))

@@ -188,17 +188,12 @@ def build(family: Version4) -> t.PreTrainedModel:
     return model
 
 
-def weights_of(family: Version4, model: t.PreTrainedModel) -> Weights:
-    """Return the model's own weights under the keys of version 4."""
-    return {family.version4_key(key): tensor for key, tensor in model.state_dict().items()}
-
-
 def write(
     directory: Path, family: Version4, removed: Mapping[Place, list[int]], *, pickle: bool = False, old_names: bool = False
 ) -> Tensor:
     """Write the checkpoint without the heads ``removed``, by layer, and return the first output of the model it is."""
     model = build(family)
-    own = weights_of(family, model)
+    own = {family.version4_key(key): tensor for key, tensor in model.state_dict().items()}
     weights = {key: tensor.clone() for key, tensor in own.items()}
     for place, heads in removed.items():
         key, axis = family.output_of(place)

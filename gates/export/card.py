@@ -26,8 +26,8 @@ from gates.gating.head_gates import HeadGates
 from gates.surgery.modeling_file import auto_classes
 
 MetricTypes = Mapping[str, Mapping[str, Any]]
-"""For each metric, its ``type`` for ``evaluate.load`` of Hugging Face's ``evaluate``, and the ``args`` of its ``compute``."""
-
+"""For each metric, its ``type`` for ``evaluate.load`` of Hugging Face's ``evaluate``, and the ``args`` of its ``compute``, such
+as ``{"f1": {"type": "f1", "args": {"average": "macro"}}}``."""
 
 PIPELINE_TAGS = {
     "AutoModelForSequenceClassification": "text-classification",
@@ -51,10 +51,9 @@ SENTENCE = "The attention heads that are left do the work."
 
 def torch_usage(model: PreTrainedModel, auto: str, *, remote_code: bool, has_tokenizer: bool) -> list[str]:
     """Return lines of Python that load an export in PyTorch, with or without remote code, and print a prediction."""
-    example = _example(model)
-    reads_text = has_tokenizer and _is_text(example)
     loader = auto if remote_code else stock_loader(model, auto)
-    names = ", ".join([loader, *(["AutoTokenizer"] if reads_text else [])])
+    lines = prediction(model, auto, has_tokenizer=has_tokenizer)
+    names = ", ".join([loader, *(["AutoTokenizer"] if any("AutoTokenizer" in line for line in lines) else [])])
     remote = ", trust_remote_code=True" if remote_code else ""
     return [
         "import torch",
@@ -62,7 +61,7 @@ def torch_usage(model: PreTrainedModel, auto: str, *, remote_code: bool, has_tok
         "",
         PATH,
         f"model = {loader}.from_pretrained(path{remote}).eval()",
-        *_prediction(model, auto, example, reads_text=reads_text),
+        *lines,
     ]
 
 
@@ -72,17 +71,15 @@ def stock_loader(model: PreTrainedModel, auto: str) -> str:
     return own if hasattr(transformers, own) and auto not in auto_classes(model) else auto
 
 
-def prediction(model: PreTrainedModel, auto: str) -> list[str]:
-    """Return lines that print a prediction for an example; none if no example inputs are found."""
-    return _prediction(model, auto, _example(model), reads_text=False)
-
-
-def _prediction(model: PreTrainedModel, auto: str, example: Mapping[str, Tensor] | None, *, reads_text: bool) -> list[str]:
-    """Return lines that print a prediction for an example, or for a text with the tokenizer at ``path``."""
+def prediction(model: PreTrainedModel, auto: str, *, has_tokenizer: bool = False) -> list[str]:
+    """Return lines that print a prediction for an example, or for a text with the tokenizer at ``path``; none if no example
+    inputs are found."""
+    example = _example(model)
     if example is None:
         return []
+    reads_text = has_tokenizer and _is_text(example)
     generates = _generates(model, example)
-    inputs = _inputs(example, auto, reads_text=reads_text, library="torch", generates=generates)
+    inputs = _inputs(example, auto, reads_text=reads_text, of="torch", generates=generates)
     if generates:
         show = "tokenizer.decode(generated[0], skip_special_tokens=True)" if reads_text else "generated[0].tolist()"
         return [*inputs, "generated = model.generate(**inputs, max_new_tokens=20)", f"print({show})"]
@@ -97,10 +94,10 @@ def _example(model: PreTrainedModel) -> dict[str, Tensor] | None:
         return None
 
 
-def _is_text(example: Mapping[str, Tensor] | None) -> bool:
+def _is_text(example: Mapping[str, Tensor]) -> bool:
     """Return whether a tokenizer makes all these inputs. A text with other inputs needs placeholder tokens for them."""
     text_inputs = {"input_ids", "attention_mask", "token_type_ids", "decoder_input_ids"}
-    return example is not None and "input_ids" in example and example.keys() <= text_inputs
+    return "input_ids" in example and example.keys() <= text_inputs
 
 
 def _generates(model: PreTrainedModel, example: Mapping[str, Tensor]) -> bool:
@@ -176,13 +173,13 @@ def _classes(model: PreTrainedModel) -> int:
 def onnx_usage(model: PreTrainedModel, auto: str, files: Sequence[str], *, has_tokenizer: bool) -> list[str]:
     """Return lines that run the ONNX graphs of an export and print a prediction."""
     example = _example(model)
-    reads_text = has_tokenizer and _is_text(example)
+    reads_text = has_tokenizer and example is not None and _is_text(example)
     names = ", ".join(["AutoConfig", *(["AutoTokenizer"] if reads_text else [])])
     sessions = [f'{Path(file).stem} = onnxruntime.InferenceSession(f"{{path}}/{file}")' for file in files]
     lines = ["import numpy as np", "import onnxruntime", f"from transformers import {names}", "", PATH, *sessions]
     if example is None:
         return lines
-    given = _inputs(example, auto, reads_text=reads_text, library="numpy", generates=model.can_generate())
+    given = _inputs(example, auto, reads_text=reads_text, of="np", generates=model.can_generate())
     lines += ["config = AutoConfig.from_pretrained(path)", *given]
     if model.can_generate():
         return lines + _decoding(model, reads_text=reads_text)
@@ -222,7 +219,7 @@ def _decoding(model: PreTrainedModel, *, reads_text: bool) -> list[str]:
     ]
 
 
-def _inputs(example: Mapping[str, Tensor], auto: str, *, reads_text: bool, library: str, generates: bool) -> list[str]:
+def _inputs(example: Mapping[str, Tensor], auto: str, *, reads_text: bool, of: str, generates: bool) -> list[str]:
     """Return lines that make ``inputs``: a sentence for a tokenizer, else the example, with ones for pictures and sound."""
     lines = ["inputs = {}"]
     given = dict(example)
@@ -230,33 +227,31 @@ def _inputs(example: Mapping[str, Tensor], auto: str, *, reads_text: bool, libra
         given.pop("decoder_input_ids", None)
     if reads_text:
         text = f'"What do the heads do?", "{SENTENCE}"' if auto.endswith("QuestionAnswering") else f'"{SENTENCE}"'
-        kind = "pt" if library == "torch" else "np"
+        kind = "pt" if of == "torch" else "np"
         lines = [
             "tokenizer = AutoTokenizer.from_pretrained(path)",
             f'inputs = dict(tokenizer({text}, return_tensors="{kind}"))',
         ]
         given = {name: tensor for name, tensor in given.items() if name == "decoder_input_ids"}
     elif "input_ids" in given:
-        ids = _literal(given.pop("input_ids"), library)
+        ids = _literal(given.pop("input_ids"), of)
         lines = [f"ids = {ids}  # from the tokenizer of the model", 'inputs = {"input_ids": ids}']
         if given.pop("attention_mask", None) is not None:
-            ones = "torch.ones_like(ids)" if library == "torch" else "np.ones_like(ids)"
-            lines[-1] = f'inputs = {{"input_ids": ids, "attention_mask": {ones}}}'
+            lines[-1] = f'inputs = {{"input_ids": ids, "attention_mask": {of}.ones_like(ids)}}'
     for name, value in given.items():
         is_same = name == "decoder_input_ids" and "input_ids" in example
-        lines.append(f'inputs["{name}"] = ' + ('inputs["input_ids"]' if is_same else _literal(value, library)))
+        lines.append(f'inputs["{name}"] = ' + ('inputs["input_ids"]' if is_same else _literal(value, of)))
     return lines
 
 
-def _literal(value: Tensor, library: str) -> str:
+def _literal(value: Tensor, of: str) -> str:
     """Return Python for a tensor: its numbers, or ones for pictures and sound, because some models skip pictures of zeros."""
     shape: Any = tuple(value.shape)
     if value.is_floating_point():
-        return f"torch.ones({shape})" if library == "torch" else f"np.ones({shape}, np.float32)"
-    of = "torch" if library == "torch" else "np"
+        return f"torch.ones({shape})" if of == "torch" else f"np.ones({shape}, np.float32)"
     if value.numel() > 1 and bool((value == value.flatten()[0]).all()):
         return f"{of}.full({shape}, {value.flatten()[0].item()})"
-    return f"{of}.{'tensor' if library == 'torch' else 'array'}({value.tolist()})"
+    return f"{of}.{'tensor' if of == 'torch' else 'array'}({value.tolist()})"
 
 
 CardForm = Literal["pruned", "stock", "masked", "onnx"]
@@ -285,8 +280,8 @@ class ModelCard:
         method: The name of the method that chose the mask.
         metrics: The results of the export by name (``{"accuracy": 0.91}``).
         dense_metrics: The results of the dense model by name.
-        metric_types: The metrics of Hugging Face's ``evaluate`` by name, such as ``{"f1": {"type": "f1", "args": {"average":
-            "macro"}}}``. Other metrics keep their names in the Hub's evaluation block.
+        metric_types: The metrics of Hugging Face's ``evaluate`` by name; see :data:`MetricTypes`. Others keep their names in
+            the Hub's evaluation block.
         dataset: The hub name or a description of the evaluation data, required for the Hub's evaluation block.
         subset, split: The configuration and the split of the dataset.
         more_splits: The names of further splits, which precede the names of their metrics, as in ``mismatched_accuracy``.

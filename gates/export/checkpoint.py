@@ -58,15 +58,20 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
         )
 
 
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Return the tokens that stand for no text. The unknown token is one of them only if it has another purpose, as in GPT-2,
+    which knows every byte."""
+    others = {getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad", "cls", "sep", "mask")}
+    return {*tokenizer.all_special_ids} - ({tokenizer.unk_token_id} - others)
+
+
 def check_known(tokenizer: PreTrainedTokenizerBase, encoded: Sequence[Sequence[int]], name: str) -> None:
     """Raise :class:`GateError` if most tokens of the encoded texts are unknown, judged by about 500 evenly spread texts."""
     if not len(encoded):
         return
     sampled = [encoded[row] for row in range(0, len(encoded), max(1, len(encoded) // 500))]
-    others = {getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad", "cls", "sep")}
-    # GPT-2 knows every byte and uses its unknown token for other purposes.
-    unknown = None if tokenizer.unk_token_id in others else tokenizer.unk_token_id
-    special = {*tokenizer.all_special_ids} - {unknown}
+    special = special_ids(tokenizer)
+    unknown = None if tokenizer.unk_token_id in special else tokenizer.unk_token_id
     ids = [token for row in sampled for token in row if token not in special]
     if not ids:
         raise GateError(f"the tokenizer of {name} finds no tokens in the texts; give the tokenizer of the trained model")

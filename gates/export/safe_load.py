@@ -111,31 +111,28 @@ def check_pruned_config(config: Any) -> None:
     shapes = getattr(config, "pruned_attention", None)
     if shapes is None:
         return
-    if not isinstance(shapes, Mapping):
-        raise GateError(f"pruned_attention in config.json is {_short(shapes)}; expected attention modules by name")
-    limit = _most_heads(config)
+    _expect(isinstance(shapes, Mapping), "pruned_attention", shapes, "attention modules by name")
+    most = _most_heads(config)
     for name, shape in shapes.items():
         _check_name("pruned_attention", name)
         where = f"pruned_attention of {name!r}"
-        if not isinstance(shape, Mapping):
-            raise GateError(f"{where} in config.json is {_short(shape)}; expected heads, kv_heads, projections and attributes")
+        _expect(isinstance(shape, Mapping), where, shape, "heads, kv_heads, projections and attributes")
         _check_plain(where, shape)
-        _check_heads(where, shape, limit)
-        for path, sizes in _table(where, shape, "projections").items():
-            if not (isinstance(sizes, list | tuple) and len(sizes) == 2 and all(_is_count(size) for size in sizes)):
-                raise GateError(
-                    f"{where} in config.json has {_short(sizes)} for {path!r}; expected [features in, features out]"
-                )
-        for path, value in (_table(where, shape, "attributes") | _table(where, shape, "config")).items():
-            if not isinstance(value, int | float | None):
-                raise GateError(
-                    f"{where} in config.json sets {path!r} to {_short(value)}; expected a number, true, false or null"
-                )
-        for path, count in _table(where, shape, "modules").items():
-            if not _is_count(count) or count > shape["heads"]:
-                raise GateError(
-                    f"{where} in config.json has {_short(count)} {path!r} for {shape['heads']} heads; expected at most one each"
-                )
+        heads, keys = shape.get("heads"), shape.get("kv_heads")
+        for key, count in (("heads", heads), ("kv_heads", keys)):
+            is_possible = _is_count(count) and count <= most
+            _expect(is_possible, f"{key} in {where}", count, f"a whole number from 0 to {most}, the most in this config")
+        _expect(not heads or (keys and heads % keys == 0), f"kv_heads in {where}", keys, f"a divisor of the {heads} heads")
+        tables = {key: shape.get(key, {}) for key in ("projections", "attributes", "config", "modules")}
+        for key, table in tables.items():
+            _expect(isinstance(table, Mapping), f"{key} in {where}", table, "values by path")
+        for path, sizes in tables["projections"].items():
+            is_pair = isinstance(sizes, list | tuple) and len(sizes) == 2 and all(map(_is_count, sizes))
+            _expect(is_pair, f"{path!r} in {where}", sizes, "[features in, features out]")
+        for path, value in (tables["attributes"] | tables["config"]).items():
+            _expect(isinstance(value, int | float | None), f"{path!r} in {where}", value, "a number, true, false or null")
+        for path, count in tables["modules"].items():
+            _expect(_is_count(count) and count <= heads, f"{path!r} in {where}", count, f"at most one each of {heads} heads")
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
@@ -249,42 +246,23 @@ def _check_plain(where: str, part: Any) -> None:
         elif isinstance(value, str):
             if value:  # the empty path is the module itself
                 _check_name(where, value)
-        elif not (value is None or (isinstance(value, int | float) and 0 <= value < LARGEST_NUMBER)):
-            raise GateError(f"{where} in config.json holds {_short(value)}; expected a number from 0 to {LARGEST_NUMBER}")
+        else:
+            is_possible = value is None or (isinstance(value, int | float) and 0 <= value < LARGEST_NUMBER)
+            _expect(is_possible, f"a value in {where}", value, f"a number from 0 to {LARGEST_NUMBER}")
 
 
 def _check_name(where: str, name: Any) -> None:
-    if not (isinstance(name, str) and PLAIN_NAME.fullmatch(name)):
-        raise GateError(
-            f"{where} in config.json holds the name {_short(name)}; expected letters, digits, underscores and single dots, "
-            "and no underscore first"
-        )
+    is_plain = isinstance(name, str) and PLAIN_NAME.fullmatch(name)
+    _expect(is_plain, f"a name in {where}", name, "letters, digits, underscores and single dots, and no underscore first")
 
 
-def _check_heads(where: str, shape: Mapping[str, Any], limit: int | None) -> None:
-    heads, keys = shape.get("heads"), shape.get("kv_heads")
-    for key, count in (("heads", heads), ("kv_heads", keys)):
-        if not _is_count(count):
-            raise GateError(f"{where} in config.json has {_short(count)} as {key!r}; expected a whole number from 0")
-        if limit is not None and count > limit:
-            raise GateError(
-                f"{where} in config.json keeps {count} {key}, but no attention of this config has more than {limit}"
-            )
-    if heads and (not keys or heads % keys):
-        raise GateError(
-            f"{where} in config.json has {heads} heads for {keys} key/value heads; expected the same number for each"
-        )
+def _expect(holds: Any, place: str, value: Any, expected: str) -> None:
+    if not holds:
+        raise GateError(f"{place} in config.json is {_short(value)}; expected {expected}")
 
 
-def _table(where: str, shape: Mapping[str, Any], key: str) -> dict[str, Any]:
-    table = shape.get(key, {})
-    if not isinstance(table, Mapping):
-        raise GateError(f"{where} in config.json has {_short(table)} as {key!r}; expected values by path")
-    return dict(table)
-
-
-def _most_heads(config: Any) -> int | None:
-    """Return the largest head count in a config and its nested configs; None if there is none."""
+def _most_heads(config: Any) -> int:
+    """Return the largest head count in a config and its nested configs."""
 
     def counts(values: Mapping[Any, Any]) -> Iterator[int]:
         for key, value in values.items():
@@ -295,7 +273,7 @@ def _most_heads(config: Any) -> int | None:
             elif HEAD_COUNT.search(str(key)):
                 yield from filter(_is_count, value if isinstance(value, list | tuple) else [value])
 
-    return max(counts(config.to_dict()), default=None)
+    return max(counts(config.to_dict()), default=LARGEST_NUMBER)
 
 
 def _is_count(value: Any) -> TypeGuard[int]:

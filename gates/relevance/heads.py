@@ -205,6 +205,7 @@ def head_steps(
     if epsilon is not None:
         check_family(model)
     inputs = {name: _leaf(name, tensor) for name, tensor in inputs.items()}
+    settings = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
     outputs: list[tuple[int, Tensor]] = []
 
     def take(site: int, heads: Tensor) -> None:
@@ -220,7 +221,7 @@ def head_steps(
         observe_head_outputs(model, sites, take),
         rules as graph,
     ):
-        output = model(**inputs, **_without_cache(model))
+        output = model(**inputs, **settings)
     found = target(model, inputs, output)
     _check(model, sites, outputs, found)
     steps = [step for step in range(found.logits.shape[1]) if bool(found.counted[:, step].any())]
@@ -272,10 +273,6 @@ def _leaf(name: str, tensor: Tensor) -> Tensor:
     """Return floating-point inputs, such as pixels, as leaves that require gradients; masks and tokens are unchanged."""
     is_input = tensor.is_floating_point() and not name.endswith("mask")
     return tensor.detach().clone().requires_grad_() if is_input else tensor
-
-
-def _without_cache(model: nn.Module) -> dict[str, bool]:
-    return {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
 
 
 def _check(model: nn.Module, sites: tuple[AttentionSite, ...], outputs: list[tuple[int, Tensor]], found: Predictions) -> None:

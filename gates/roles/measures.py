@@ -6,8 +6,9 @@ The roles are positions, syntax, coreference, copies, rare tokens and sinks (Voi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +26,27 @@ from gates.roles.shares import (
     other_words,
     word_attention,
 )
+
+Sites = tuple[AttentionSite, ...]
+
+
+class RoleShares(SentenceShares):
+    """Accumulate the counts of one measure over the data.
+
+    Args:
+        counts: The measure, a function of attention weights ``[batch, heads, query, key]``, their :class:`View`, and further
+            data such as :class:`Trees`.
+        names: The names of the columns.
+    """
+
+    def __init__(self, sites: Sites, counts: Callable[..., Counts], names: Sequence[str], baselines: int) -> None:
+        super().__init__(sites, columns=len(names), baselines=baselines)
+        self.counts, self.names = counts, list(names)
+
+    def observe(self, site: int, weights: Tensor, view: View, *data: Any) -> None:
+        """Add the attention of one site."""
+        self.update(site, self.counts(weights, view, *data), view.weights)
+
 
 # Positional heads: the largest weight is on one relative position (Voita et al. 2019, section 5.1).
 
@@ -52,26 +74,19 @@ def positional_counts(weights: Tensor, view: View, offsets: Tensor) -> Counts:
     return Counts(hits.sum(2), counted.sum(-1, keepdim=True).expand(-1, len(offsets)), uniform)
 
 
-class PositionalShares(SentenceShares):
-    """Accumulate :func:`positional_counts` over the data, with a column for each of ``offsets``."""
-
-    def __init__(self, sites: tuple[AttentionSite, ...], **kwargs: Any) -> None:
-        self.offsets = offsets_within(REACH)
-        super().__init__(sites, columns=len(self.offsets), baselines=1, **kwargs)
-
-    @property
-    def names(self) -> list[str]:
-        return [f"{offset:+d}" for offset in self.offsets.tolist()]
-
-    def observe(self, site: int, weights: Tensor, view: View) -> None:
-        """Add the attention ``[batch, heads, query, key]`` of one site."""
-        self.update(site, positional_counts(weights, view, self.offsets), view.weights)
+def positional_shares(sites: Sites) -> RoleShares:
+    """Return the Metric of :func:`positional_counts`, with a column for each offset up to :data:`REACH`."""
+    offsets = offsets_within(REACH)
+    names = [f"{offset:+d}" for offset in offsets.tolist()]
+    return RoleShares(sites, partial(positional_counts, offsets=offsets), names, baselines=1)
 
 
 # Syntactic heads: the largest weight is on a word's head or dependent in a gold tree (Voita et al. 2019, section 5.2; Clark et
 # al. 2019, section 4.2).
 
 DIRECTIONS = ("dependent to head", "head to dependent")
+WORD_OFFSETS = offsets_within(REACH, zero=False)
+"""The distances of the words that are baselines of syntactic heads."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +99,7 @@ class Trees:
 
 
 @torch.no_grad()
-def arc_counts(weights: Tensor, trees: Trees, causal: bool, relations: int, offsets: Tensor) -> Counts:
+def arc_counts(weights: Tensor, view: View, trees: Trees, relations: int, offsets: Tensor) -> Counts:
     """Count how often a word's largest weight is on its head or on a dependent, by relation.
 
     Special tokens and the word itself are excluded. The first ``relations`` columns are for heads, the others for dependents.
@@ -92,7 +107,7 @@ def arc_counts(weights: Tensor, trees: Trees, causal: bool, relations: int, offs
     ``offsets``.
     """
     size = trees.heads.shape[1]
-    among = other_words(trees.words, size, causal)
+    among = other_words(trees.words, size, view.causal)
     chosen = most_attended(word_attention(weights, trees.words, size), among)
     arcs = (trees.heads.unsqueeze(-1) == torch.arange(size, device=among.device)) & (trees.relations >= 0).unsqueeze(-1)
     labels = (trees.relations.unsqueeze(-1) == torch.arange(relations, device=among.device)).double()
@@ -120,26 +135,12 @@ def _hits(chosen: Tensor, trees: Trees, labels: Tensor) -> Tensor:
     return torch.cat([up.double() @ labels, torch.einsum("brw,brwl->brl", down.double(), reached)], dim=-1)
 
 
-class SyntacticShares(SentenceShares):
-    """Accumulate :func:`arc_counts` over the data, with a column for each relation and direction. Baselines are the words at
-    offsets of up to :data:`REACH`."""
-
-    def __init__(self, sites: tuple[AttentionSite, ...], relations: Sequence[str], **kwargs: Any) -> None:
-        self.relations = list(relations)
-        self.offsets = offsets_within(REACH, zero=False)
-        super().__init__(sites, columns=2 * len(self.relations), baselines=len(self.offsets), **kwargs)
-
-    @property
-    def names(self) -> list[str]:
-        return [f"{relation}, {direction}" for direction in DIRECTIONS for relation in self.relations]
-
-    @property
-    def baseline_names(self) -> list[str]:
-        return [f"offset {offset:+d}" for offset in self.offsets.tolist()]
-
-    def observe(self, site: int, weights: Tensor, view: View, trees: Trees) -> None:
-        """Add the attention ``[batch, heads, token, token]`` of one site."""
-        self.update(site, arc_counts(weights, trees, view.causal, len(self.relations), self.offsets), view.weights)
+def syntactic_shares(sites: Sites, relations: Sequence[str]) -> RoleShares:
+    """Return the Metric of :func:`arc_counts`, with a column for each relation and direction, and :data:`WORD_OFFSETS` as
+    baselines."""
+    counts = partial(arc_counts, relations=len(relations), offsets=WORD_OFFSETS)
+    names = [f"{relation}, {direction}" for direction in DIRECTIONS for relation in relations]
+    return RoleShares(sites, counts, names, baselines=len(WORD_OFFSETS))
 
 
 # Coreference heads: a pronoun's largest weight is on its antecedent (Clark et al. 2019, section 4.3).
@@ -160,7 +161,7 @@ class Mentions:
 
 
 @torch.no_grad()
-def mention_counts(weights: Tensor, mentions: Mentions, causal: bool, offsets: Tensor) -> Counts:
+def mention_counts(weights: Tensor, view: View, mentions: Mentions, offsets: Tensor) -> Counts:
     """Count how often a pronoun's largest weight is on the antecedent or on the other candidate, and which it prefers.
 
     Special tokens and the pronoun are excluded. The last column counts how often the antecedent's best word has more weight
@@ -174,7 +175,7 @@ def mention_counts(weights: Tensor, mentions: Mentions, causal: bool, offsets: T
     size = mentions.pronouns.shape[1]
     place = mentions.pronouns.long().argmax(-1)
     batch = torch.arange(len(place), device=place.device)
-    among = other_words(mentions.words, size, causal)[batch, place].unsqueeze(1)  # [batch, 1, words]: the pronoun's row
+    among = other_words(mentions.words, size, view.causal)[batch, place].unsqueeze(1)  # [batch, 1, words]: the pronoun's row
     attention = word_attention(weights, mentions.words, size)[batch, :, place].unsqueeze(2)
     right, wrong = (part.unsqueeze(1) & among for part in (mentions.antecedents, mentions.others))
     counted = right.any(-1) & mentions.pronouns.any(-1, keepdim=True)
@@ -196,18 +197,11 @@ def mention_counts(weights: Tensor, mentions: Mentions, causal: bool, offsets: T
     return Counts(torch.stack([hit.squeeze(-1) for hit in hits], -1), chances, baselines)
 
 
-class CoreferenceShares(SentenceShares):
-    """Accumulate :func:`mention_counts` over the data."""
-
+def coreference_shares(sites: Sites) -> RoleShares:
+    """Return the Metric of :func:`mention_counts`."""
+    offsets = offsets_within(COREFERENCE_REACH, zero=False)
     names = ["antecedent", "other candidate", "choice"]
-
-    def __init__(self, sites: tuple[AttentionSite, ...], **kwargs: Any) -> None:
-        self.offsets = offsets_within(COREFERENCE_REACH, zero=False)
-        super().__init__(sites, columns=len(self.names), baselines=1 + len(self.offsets), **kwargs)
-
-    def observe(self, site: int, weights: Tensor, view: View, mentions: Mentions) -> None:
-        """Add the attention ``[batch, heads, token, token]`` of one site."""
-        self.update(site, mention_counts(weights, mentions, view.causal, self.offsets), view.weights)
+    return RoleShares(sites, partial(mention_counts, offsets=offsets), names, baselines=1 + len(offsets))
 
 
 # Induction and duplicate-token heads (Olsson et al. 2022; Wang et al. 2022): in a repeated random sequence, the largest weight
@@ -261,18 +255,10 @@ def copy_counts(weights: Tensor, view: View, earlier: Tensor, offsets: Tensor) -
     return Counts(torch.stack(hits, -1), counted.sum(-1, keepdim=True).expand(-1, 2), torch.stack(baselines, -1))
 
 
-class CopyShares(SentenceShares):
-    """Accumulate :func:`copy_counts` over the data."""
-
-    names = ["induction", "duplicate"]
-
-    def __init__(self, sites: tuple[AttentionSite, ...], **kwargs: Any) -> None:
-        self.offsets = torch.arange(-LENGTHS[1], 1)
-        super().__init__(sites, columns=len(self.names), baselines=1 + len(self.offsets), **kwargs)
-
-    def observe(self, site: int, weights: Tensor, view: View, earlier: Tensor) -> None:
-        """Add the attention ``[batch, heads, token, token]`` of one site."""
-        self.update(site, copy_counts(weights, view, earlier, self.offsets), view.weights)
+def copy_shares(sites: Sites) -> RoleShares:
+    """Return the Metric of :func:`copy_counts`."""
+    offsets = torch.arange(-LENGTHS[1], 1)
+    return RoleShares(sites, partial(copy_counts, offsets=offsets), ["induction", "duplicate"], baselines=1 + len(offsets))
 
 
 # Rare-token heads: the largest weight is on the rarest tokens of the sentence (Voita et al. 2019, section 5.3). A sentence
@@ -322,24 +308,16 @@ def _smallest(values: Tensor, among: Tensor) -> Tensor:
     return values.masked_fill(~among, torch.inf).amin(-1, keepdim=True)
 
 
-class RareTokenShares(SentenceShares):
-    """Accumulate :func:`rare_counts` over the data."""
-
-    names = ["rarest", "two rarest"]
-
-    def __init__(self, sites: tuple[AttentionSite, ...], **kwargs: Any) -> None:
-        self.offsets = offsets_within(REACH)
-        super().__init__(sites, columns=len(self.names), baselines=1 + len(self.offsets), **kwargs)
-
-    def observe(self, site: int, weights: Tensor, view: View, frequency: Tensor, common: Tensor) -> None:
-        """Add the attention ``[batch, heads, query, key]`` of one site; see :func:`rare_counts`."""
-        self.update(site, rare_counts(weights, view, frequency, common, self.offsets), view.weights)
+def rare_token_shares(sites: Sites) -> RoleShares:
+    """Return the Metric of :func:`rare_counts`."""
+    offsets = offsets_within(REACH)
+    return RoleShares(sites, partial(rare_counts, offsets=offsets), ["rarest", "two rarest"], baselines=1 + len(offsets))
 
 
 # Uninformative attention: on separators, on the first token, or uniform (Clark et al. 2019, section 3).
 
 CONFIDENCE = 3
-"""The column of confidence in :class:`SinkShares`."""
+"""The column of confidence in :func:`sink_shares`."""
 
 
 @torch.no_grad()
@@ -375,14 +353,6 @@ def sink_counts(weights: Tensor, view: View) -> Counts:
     return Counts(torch.stack(hits, -1), torch.stack(chances, -1), torch.stack(uniform, -1).unsqueeze(1))
 
 
-class SinkShares(SentenceShares):
-    """Accumulate :func:`sink_counts` over the data."""
-
-    names = ["separator", "first-token", "broad", "confidence"]
-
-    def __init__(self, sites: tuple[AttentionSite, ...], **kwargs: Any) -> None:
-        super().__init__(sites, columns=len(self.names), baselines=1, **kwargs)
-
-    def observe(self, site: int, weights: Tensor, view: View) -> None:
-        """Add the attention ``[batch, heads, query, key]`` of one site."""
-        self.update(site, sink_counts(weights, view), view.weights)
+def sink_shares(sites: Sites) -> RoleShares:
+    """Return the Metric of :func:`sink_counts`."""
+    return RoleShares(sites, sink_counts, ["separator", "first-token", "broad", "confidence"], baselines=1)

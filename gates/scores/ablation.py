@@ -7,7 +7,7 @@ as one head kept in each layer, or a ranking cut at several budgets.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -27,7 +27,13 @@ Batch = TypeVar("Batch")
 
 
 @torch.no_grad()
-def ablate(gates: HeadGates, masks: Tensor, batches: Iterable[Batch], per_example: Callable[[Batch], Tensor]) -> Tensor:
+def ablate(
+    gates: HeadGates,
+    masks: Tensor,
+    batches: Iterable[Batch],
+    per_example: Callable[[Batch], Tensor],
+    entered: Callable[[int, Tensor], AbstractContextManager[None]] = lambda number, mask: nullcontext(),
+) -> Tensor:
     """Return the values of ``per_example`` for every example under every mask.
 
     Args:
@@ -35,6 +41,7 @@ def ablate(gates: HeadGates, masks: Tensor, batches: Iterable[Batch], per_exampl
         masks: The gate values, ``[masks, gates]``, from 0 to 1.
         per_example: A function that runs the model on a batch and returns values ``[examples]`` or ``[examples, values]``,
             such as the loss.
+        entered: A context for each pass by the number of its batch and its mask, such as one that skips finished layers.
 
     Returns:
         ``[masks, examples]`` or ``[masks, examples, values]``, examples in the order of the batches.
@@ -43,10 +50,10 @@ def ablate(gates: HeadGates, masks: Tensor, batches: Iterable[Batch], per_exampl
         raise GateError(f"the masks have shape {list(masks.shape)}; expected [masks, {gates.size}]")
     results = []
     with alone(gates.model), gates.attached(), observing(gates.model, gates.sites):
-        for batch in batches:
+        for number, batch in enumerate(batches):
             of_batch = []
             for mask in masks:
-                with gates.use(mask.to(gates.mask)):
+                with gates.use(mask.to(gates.mask)), entered(number, mask):
                     of_batch.append(per_example(batch))
             results.append(torch.stack(of_batch))
     if not results:

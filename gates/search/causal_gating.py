@@ -10,7 +10,7 @@ the paper, both fits continue a fit without a price from a random start.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gates.attention.examples import count_examples
 from gates.attention.intercept import alone, observing
-from gates.attention.modes import evaluating, frozen
+from gates.attention.modes import frozen
 from gates.errors import GateError
 from gates.gating.hard_concrete import HardConcrete
 from gates.gating.head_gates import HeadGates
@@ -94,60 +94,30 @@ def causal_roles(
             raise GateError(f"{name} is {value}; expected a number above 0")
     if not batches or not seeds:
         raise GateError("causal roles need at least one batch and one seed; none is given")
-    with_price, with_reward = [], []
-    with alone(gates.model), gates.attached(), observing(gates.model, gates.sites), frozen(gates.model), torch.enable_grad():
-        for seed in seeds:
-            fit = _Fit(gates, batches, losses, steps, learning_rate, seed, advance)
-            start = fit.log_alpha(0.0, fit.random_start())
-            with_price.append(fit.gates(price, start))
-            with_reward.append(fit.gates(-price, start))
-    return CausalRoles(torch.stack(with_price), torch.stack(with_reward))
 
-
-@dataclass(frozen=True)
-class _Fit:
-    """Fit the gates for one seed; see :func:`causal_roles`."""
-
-    head_gates: HeadGates
-    batches: Sequence[Batch]
-    losses: Callable[[Batch], Tensor]
-    steps: int
-    learning_rate: float
-    seed: int
-    advance: Callable[[], None]
-
-    def random_start(self) -> Tensor:
-        """Draw the first ``log_alpha``, ``[gates]``, as often above 0 as below."""
-        return torch.randn(self.head_gates.size, generator=torch.Generator().manual_seed(self.seed)).to(self.head_gates.mask)
-
-    def gates(self, price: float, start: Tensor) -> Tensor:
-        """Return the evaluation gates ``[gates]`` at the end of a fit, on the CPU."""
-        learned = self._learned(self.log_alpha(price, start))
-        with evaluating(learned):
-            return learned().detach().cpu()
-
-    def log_alpha(self, price: float, start: Tensor) -> Tensor:
-        """Return ``log_alpha`` ``[gates]`` after a fit with a price, or a reward if it is below 0."""
-        learned = self._learned(start)
-        optimizer = torch.optim.Adam([learned.log_alpha], lr=self.learning_rate)
-        generator = torch.Generator(start.device).manual_seed(self.seed)
-        for batch in islice(self._in_some_order(), self.steps):
-            values = learned(generator, draws=count_examples(batch))
-            with self.head_gates.use(values):
-                loss = self.losses(batch).mean()
+    def fit(price: float, start: Tensor, seed: int) -> HardConcrete:
+        """Return gates after a fit from a ``log_alpha`` with a price, or with a reward if it is below 0."""
+        learned = HardConcrete(gates.size).to(start.device)
+        learned.log_alpha.data.copy_(start)
+        optimizer = torch.optim.Adam([learned.log_alpha], lr=learning_rate)
+        generator = torch.Generator(start.device).manual_seed(seed)
+        order = torch.randperm(len(batches), generator=torch.Generator().manual_seed(seed)).tolist()
+        for index in islice(cycle(order), steps):
+            values = learned(generator, draws=count_examples(batches[index]))
+            with gates.use(values):
+                loss = losses(batches[index]).mean()
             (loss + l0_penalty(learned.open_probability(), price)).backward()
             optimizer.step()
             optimizer.zero_grad()
             learned.clamp_()
-            self.advance()
-        return learned.log_alpha.detach().clone()
+            advance()
+        return learned.eval()
 
-    def _learned(self, log_alpha: Tensor) -> HardConcrete:
-        learned = HardConcrete(self.head_gates.size).to(log_alpha.device)
-        with torch.no_grad():
-            learned.log_alpha.copy_(log_alpha)
-        return learned.train()
-
-    def _in_some_order(self) -> Iterator[Batch]:
-        order = torch.randperm(len(self.batches), generator=torch.Generator().manual_seed(self.seed)).tolist()
-        return cycle([self.batches[index] for index in order])
+    with_price, with_reward = [], []
+    with alone(gates.model), gates.attached(), observing(gates.model, gates.sites), frozen(gates.model), torch.enable_grad():
+        for seed in seeds:
+            drawn = torch.randn(gates.size, generator=torch.Generator().manual_seed(seed)).to(gates.mask)
+            start = fit(0.0, drawn, seed).log_alpha.detach()
+            with_price.append(fit(price, start, seed)().detach().cpu())
+            with_reward.append(fit(-price, start, seed)().detach().cpu())
+    return CausalRoles(torch.stack(with_price), torch.stack(with_reward))

@@ -16,7 +16,7 @@ import torch
 from scipy import stats
 
 from gates.attention.sites import find_attention
-from gates.roles.measures import PositionalShares, SinkShares
+from gates.roles.measures import positional_shares, sink_shares
 from gates.roles.roles import BROAD, FIRST_TOKEN, POSITIONAL, SEPARATOR, Role, assign, observe_weights
 from gates.roles.shares import View
 from training.data.known_truth import build_tokenizer, generate
@@ -68,7 +68,7 @@ def roles_of(model, tokenizer, program: Program) -> list[Role]:
     ids = tokenizer(list(generate(program, 200, seed=1)["text"]), return_tensors="pt")["input_ids"]
     text = ~torch.isin(ids, torch.tensor(tokenizer.all_special_ids))
     view, sites = View(torch.arange(len(ids)), text, torch.ones_like(text), text), find_attention(model)
-    positional, sinks = PositionalShares(sites), SinkShares(sites)
+    positional, sinks = positional_shares(sites), sink_shares(sites)
 
     def take(site: int, weights: torch.Tensor) -> None:
         positional.observe(site, weights, view)

@@ -129,7 +129,7 @@ def by_kind(dense: LoadedRun) -> AnalysisResult:
     layers = gates.layer_index().cpu()
     one_shot = normalise_by_layer(head_importance(dense), layers)
     rows: list[dict[str, Any]] = []
-    masks = [torch.ones(gates.size)]
+    masks = [torch.ones(1, gates.size)]
     for part, among in parts.items():
         members = among.nonzero().flatten()
 
@@ -140,13 +140,10 @@ def by_kind(dense: LoadedRun) -> AnalysisResult:
 
         rankings = {"one-shot": one_shot[members], "iterative": removal_ranking(scores_at, len(members), share=1 / STEPS)}
         for schedule, ranking in rankings.items():
-            order = torch.sort(ranking, stable=True).indices
+            masks.append(pruned_in_order(members[ranking.argsort(stable=True)], gates.size))
             for pruned in prune_counts(len(members)):
-                mask = torch.ones(gates.size)
-                mask[members[order[:pruned]]] = 0.0
-                masks.append(mask)
                 rows.append({"kind": part, "schedule": schedule, "pruned": pruned, "left": len(members) - pruned})
-    found = outcomes(dense, torch.stack(masks), "test")
+    found = outcomes(dense, torch.cat(masks), "test")
     tests = pd.DataFrame(found.against_first())[["low", "high", "p"]]
     table = pd.DataFrame(rows).assign(**_changes(found.values, found.losses), **tests)
     measure = found.measure
@@ -168,6 +165,11 @@ def by_kind(dense: LoadedRun) -> AnalysisResult:
 def prune_counts(heads: int) -> list[int]:
     """Return how many heads are pruned at each of ten equal steps, from none to all."""
     return sorted({round(step * heads / STEPS) for step in range(STEPS + 1)})
+
+
+def pruned_in_order(order: Tensor, size: int) -> Tensor:
+    """Return a mask ``[steps, size]`` for each of :func:`prune_counts`, which closes the first gates of an order."""
+    return torch.stack([torch.ones(size).index_fill(0, order[:pruned], 0.0) for pruned in prune_counts(len(order))])
 
 
 def across_domains(dense: LoadedRun, other: TaskData) -> AnalysisResult:
@@ -412,13 +414,9 @@ class EveryEpoch(pl.Callback):
         ranking = normalise_by_layer(importance.his, gates.layer_index().cpu())
         named = {"his": importance.his.numpy(), "his_by_layer": ranking.numpy(), "entropy": entropy.numpy()}
         self.scores.append(pd.DataFrame({"epoch": epoch, "step": step, **gate_columns(gates), **named}))
-        order, counts = torch.sort(ranking, stable=True).indices, prune_counts(gates.size)
-        masks = torch.ones(len(counts), gates.size)
-        for mask, pruned in zip(masks, counts, strict=True):
-            mask[order[:pruned]] = 0.0
-        found = outcomes(dense, masks, "test")
-        columns = {"pruned": counts, "left": [gates.size - pruned for pruned in counts], "metric": found.values}
-        losses = found.losses.mean(axis=1)
+        found = outcomes(dense, pruned_in_order(ranking.argsort(stable=True), gates.size), "test")
+        counts, losses = np.array(prune_counts(gates.size)), found.losses.mean(axis=1)
+        columns = {"pruned": counts, "left": gates.size - counts, "metric": found.values}
         relative = found.values / found.values[0] if found.values[0] > 0 else float("nan")
         self.curves.append(pd.DataFrame({"epoch": epoch, "step": step, **columns, "loss": losses, "relative": relative}))
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from itertools import chain, islice, takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,15 +15,16 @@ import torch
 from jsonargparse import ArgumentError
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from pytorch_lightning.utilities import move_data_to_device
 from scipy import stats
 from torch import Tensor
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
+from gates.attention.intercept import observing
 from gates.attention.sites import AttentionSite, find_attention
 from gates.errors import GateError, first_line
 from gates.gating.head_gates import HeadGates
 from gates.gating.latency import LatencyTable
+from gates.recovery.residual import FinishedStates, find_writers
 from gates.scores.ablation import ablate
 from gates.scores.importance import HeadImportance, head_gradients
 from training.cli.command_line import build_parser, complaint_of
@@ -33,7 +35,6 @@ from training.config.yaml_text import read_text
 from training.data.base import TaskData
 from training.data.text import ClassificationData
 from training.pruner.checkpoints import check_identity, read_checkpoint
-from training.runs import progress
 from training.runs.directory import BUDGET_SEARCH, CONFIG, LATENCY, RunDirectory
 from training.runs.resume import check_same_data, noted_identity
 from training.runs.stored import check_unchanged
@@ -80,19 +81,20 @@ class Measure:
 
 
 @dataclass(frozen=True)
-class ClassOutcomes:
-    """The losses and classes of every example under every mask.
+class Outcomes:
+    """The outcome of every example under every mask.
 
     Args:
         losses: ``[masks, examples]``.
-        predictions: The classes, ``[masks, examples]``.
+        metric: The metric of a classifier, or the loss for every other task.
+        predictions: The classes of a classifier, ``[masks, examples]``.
         targets: The classes, ``[examples]``.
     """
 
     losses: Array
-    predictions: NDArray[np.int64]
-    targets: NDArray[np.int64]
-    metric: str
+    metric: str = LOSS
+    predictions: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    targets: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     @property
     def measure(self) -> Measure:
@@ -100,14 +102,19 @@ class ClassOutcomes:
 
     @property
     def values(self) -> Array:
-        """The main metric under every mask, ``[masks]``."""
+        """The metric under every mask, ``[masks]``."""
+        if self.metric == LOSS:
+            return self.losses.mean(axis=1)
         return metric_values(self.predictions, self.targets, self.metric)
 
     def against_first(self) -> list[Difference]:
         """Return the change of the metric from the first mask to each other one.
 
-        Its 95 % interval is of the paired bootstrap over examples, the p value for accuracy of McNemar's exact test.
+        A loss has Student's paired test over examples. Other intervals of 95 % are of the paired bootstrap over examples, and
+        the p value for accuracy is of McNemar's exact test.
         """
+        if self.metric == LOSS:
+            return [paired_change(losses - self.losses[0]) for losses in self.losses[1:]]
         values, replicates = resample_metric(self.predictions, self.targets, self.metric)
         found = []
         for index in range(1, len(values)):
@@ -119,37 +126,10 @@ class ClassOutcomes:
         return found
 
 
-@dataclass(frozen=True)
-class LossOutcomes:
-    """The losses of every example under every mask, ``[masks, examples]``, of any task."""
-
-    losses: Array
-
-    @property
-    def measure(self) -> Measure:
-        return Measure.of(LOSS)
-
-    @property
-    def values(self) -> Array:
-        """The mean loss under every mask, ``[masks]``."""
-        return self.losses.mean(axis=1)
-
-    def against_first(self) -> list[Difference]:
-        """Return the change of the mean loss from the first mask to each other one, by Student's paired test over examples."""
-        return [paired_change(losses - self.losses[0]) for losses in self.losses[1:]]
-
-
-Outcomes = ClassOutcomes | LossOutcomes
-
-
 def paired_change(changes: Array) -> Difference:
     """Return the mean of changes ``[examples]`` with Student's interval and paired test.
 
     Changes that are all alike have no spread, and p is 1 if they are zero and else 0.
-
-    >>> found = paired_change(np.array([1.0, 2.0, 3.0]))
-    >>> found.difference, round(found.p, 3)
-    (2.0, 0.074)
     """
     found = interval(changes)
     constant = found.seeds < 2 or found.std == 0
@@ -301,12 +281,43 @@ def outcomes(dense: LoadedRun, masks: Tensor, split: Split, *, data: TaskData | 
             return losses.float().unsqueeze(-1)
         return torch.stack([losses.float(), logits.argmax(-1).float(), batch["labels"].float()], dim=-1)
 
-    batches = (move_data_to_device(batch, dense.device) for batch in progress.track(loader, f"evaluating {len(masks)} masks"))
-    found = ablate(dense.gates, masks, batches, per_example).cpu().numpy()
+    batches = dense.on_device(loader, f"evaluating {len(masks)} masks")
+    first = list(islice(batches, 1))
+    entered = _entering(dense.gates, first, per_example)
+    found = ablate(dense.gates, masks, chain(first, batches), per_example, entered).cpu().numpy()
     losses = found[..., 0].astype(np.float64)
     if not with_classes:
-        return LossOutcomes(losses)
-    return ClassOutcomes(losses, found[..., 1].astype(np.int64), found[0, :, 2].astype(np.int64), dense.metric)
+        return Outcomes(losses)
+    return Outcomes(losses, dense.metric, found[..., 1].astype(np.int64), found[0, :, 2].astype(np.int64))
+
+
+def _entering(
+    gates: HeadGates, first: Sequence[Any], forward: Callable[[Any], object]
+) -> Callable[[int, Tensor], AbstractContextManager[None]]:
+    """Return a context for each batch and mask in which a pass starts at the first layer with a closed gate.
+
+    The layers before it compute the same under several masks. Every pass is a full one where a trial on the first batch is
+    not equal to the last bit.
+    """
+    with torch.no_grad(), gates.attached(), observing(gates.model, gates.sites):
+        try:
+            writers, reenters = find_writers(gates, next(iter(first), None), forward)
+        except GateError:  # projections may share their weights
+            writers, reenters = [], False
+    states, last = FinishedStates(), (-1, 0)
+
+    def enter(number: int, mask: Tensor) -> AbstractContextManager[None]:
+        nonlocal states, last
+        is_open = [bool((part == 1).all()) for part in mask.split(gates.sizes)]
+        before = list(takewhile(lambda writer: reenters and is_open[writer.attention], writers))
+        behind = {writer.block for writer in writers[len(before) :]}
+        finished = [block for block in dict.fromkeys(writer.block for writer in before) if block and block not in behind]
+        if number != last[0] or len(finished) < last[1]:  # states are of one batch and its last finished layer
+            states = FinishedStates()
+        last = number, len(finished)
+        return states.entered(number, finished)
+
+    return enter
 
 
 def head_importance(
@@ -320,8 +331,7 @@ def head_importance(
     task, backbone = dense.task, dense.backbone
     importance = HeadImportance(gates.size).to(dense.device)
     values = torch.ones(gates.size) if mask is None else mask
-    for batch in progress.track(loader, "scoring heads"):
-        batch = move_data_to_device(batch, dense.device)
+    for batch in dense.on_device(loader, "scoring heads"):
         with gates.use(values.to(dense.device)):
             importance.update(head_gradients(gates, lambda batch=batch: task.losses(backbone, batch)[0]))  # type: ignore[misc]
     return importance.compute().his.cpu()
@@ -329,14 +339,15 @@ def head_importance(
 
 def gate_columns(gates: HeadGates) -> pd.DataFrame:
     """Return where each gate is: gate, site, kind, layer, and its number within the site."""
-    rows = [
-        {"site": site.label, "kind": site.kind, "layer": site.layer, "head": head}
-        for site, size in zip(gates.sites, gates.sizes, strict=True)
-        for head in range(size)
-    ]
-    table = pd.DataFrame(rows)
-    table.insert(0, "gate", range(len(rows)))
+    table = place_columns(gates.sites, [(site, head) for site, size in enumerate(gates.sizes) for head in range(size)])
+    table.insert(0, "gate", range(len(table)))
     return table
+
+
+def place_columns(sites: Sequence[AttentionSite], places: Sequence[tuple[int, int]]) -> pd.DataFrame:
+    """Return site, kind, layer and number of some heads or gates, by the number of the site and their own within it."""
+    rows = [(sites[site].label, sites[site].kind, sites[site].layer, head) for site, head in places]
+    return pd.DataFrame(rows, columns=["site", "kind", "layer", "head"])
 
 
 # A model whose attention is observed: that of a run, or one in a folder that Transformers can load.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,19 +13,20 @@ from torch import Tensor
 
 from gates.attention.sites import KINDS, Kind
 from gates.errors import GateError
+from gates.export.checkpoint import special_ids
 from gates.roles.measures import (
     CONFIDENCE,
     LENGTHS,
-    CopyShares,
-    CoreferenceShares,
     Mentions,
-    PositionalShares,
-    RareTokenShares,
-    SinkShares,
-    SyntacticShares,
     Trees,
+    copy_shares,
+    coreference_shares,
     earlier_copies,
+    positional_shares,
+    rare_token_shares,
     repeated_sequences,
+    sink_shares,
+    syntactic_shares,
     token_counts,
 )
 from gates.roles.roles import (
@@ -66,17 +67,9 @@ MOST_SHOWN, LONGEST_SHOWN = 20, 64
 
 @dataclass(frozen=True)
 class RoleFiles:
-    """The files and names that the command was given.
+    """The files and names in the options of the same names (``most_sentences`` is ``--sentences``); None if they are not given.
 
-    Args:
-        conllu: A treebank; None with a parser of the texts.
-        text: A text whose token frequencies count; None for the run's training data, or else the treebank.
-        coref: A file of pronouns; None for none.
-        relations: The relations to measure; all by default.
-        most_sentences: The most sentences of the treebank and of the pronouns; None for all.
-        parser: The parser of the texts, see :func:`training.data.trees.parse_texts`; None with a treebank.
-        show: A file of sentences whose attention is shown, one on each line; None for some of the treebank.
-        maps: The names of heads whose attention is drawn.
+    A treebank and a parser of the texts exclude each other.
     """
 
     conllu: str | None
@@ -184,12 +177,6 @@ def read_texts(files: RoleFiles, observed: ObservedModel) -> RoleTexts:
     return RoleTexts(encoded, relations, pronouns, *frequencies, seen, files.parser, shown, maps)
 
 
-def special_ids(tokenizer: Any) -> set[int]:
-    """Return the tokens that stand for no word: special ones, but the unknown only if it is the start, end or padding too."""
-    others = {getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad", "cls", "sep", "mask")}
-    return set(tokenizer.all_special_ids) - ({tokenizer.unk_token_id} - others)
-
-
 def _named_heads(names: Sequence[str], observed: ObservedModel) -> list[tuple[int, int]]:
     """Return where heads are with names such as ``encoder.2.8``: kind, layer and number."""
     known = {f"{observed.sites[site].label}.{head}": (site, head) for site, head in observed.heads}
@@ -247,11 +234,7 @@ def _count(rows: Iterable[Sequence[int]], observed: ObservedModel) -> Tensor:
 
 
 def width_of(rows: Sequence[Sequence[Any]], limit: int | None) -> int:
-    """Return the longest row's length, up to a multiple of :data:`MULTIPLE` if that is within the limit.
-
-    >>> width_of([[1] * 5, [1] * 11], limit=None), width_of([[1] * 11], limit=12)
-    (16, 12)
-    """
+    """Return the longest row's length, up to a multiple of :data:`MULTIPLE` if that is within the limit."""
     longest = max(map(len, rows))
     filled = -(-longest // MULTIPLE) * MULTIPLE
     return filled if limit is None else max(longest, min(filled, limit))
@@ -303,19 +286,6 @@ def repeats(observed: ObservedModel, seen: Sequence[int]) -> Iterator[Tensor]:
     return (padded(part, -1, width_of(part, limit)) for part in parts)
 
 
-def own_pairs(observed: ObservedModel) -> list[Any]:
-    """Return batches of the run's own test pairs, up to a number; none where there are none."""
-    if observed.data is None or "target" not in observed.data.splits["test"].column_names:
-        return []
-    batches, rows = [], 0
-    for batch in observed.data.test_dataloader():
-        if rows >= MOST_PAIRS:
-            break
-        batches.append(batch)
-        rows += len(batch["labels"])
-    return batches
-
-
 @dataclass(frozen=True)
 class Measured:
     """The results of all passes.
@@ -323,14 +293,13 @@ class Measured:
     Args:
         roles: The roles of every head that is not pruned.
         syntactic: The shares of all relations and directions.
-        offsets: The names of the fixed offsets with which they are compared.
+        columns: The names of these.
         coreference: The shares of pronouns; None without a file.
     """
 
     roles: list[Role]
     syntactic: Shares
     columns: list[str]
-    offsets: list[str]
     coreference: Shares | None
     confidence: Tensor
 
@@ -346,12 +315,12 @@ class RolePasses:
     def __init__(self, observed: ObservedModel, texts: RoleTexts) -> None:
         self.observed, self.texts = observed, texts
         sites, device = observed.sites, observed.device
-        self.positional = PositionalShares(sites).to(device)
-        self.sinks = SinkShares(sites).to(device)
-        self.rare = RareTokenShares(sites).to(device)
-        self.syntactic = SyntacticShares(sites, texts.relations).to(device)
-        self.coreference = CoreferenceShares(sites).to(device)
-        self.copies = CopyShares(sites).to(device)
+        self.positional = positional_shares(sites).to(device)
+        self.sinks = sink_shares(sites).to(device)
+        self.rare = rare_token_shares(sites).to(device)
+        self.syntactic = syntactic_shares(sites, texts.relations).to(device)
+        self.coreference = coreference_shares(sites).to(device)
+        self.copies = copy_shares(sites).to(device)
         self.special = torch.tensor(sorted(special_ids(observed.tokenizer)), device=device)
         self.frequencies = {name: token_counts(counts.to(device)) for name, counts in texts.frequencies.items()}
 
@@ -420,7 +389,9 @@ class RolePasses:
         first = 0
         for batch in progress.track(self._batches_of_pairs(), "reading pairs"):
             batch = move_data_to_device(batch, self.observed.device)
-            inputs, target = self._inputs_of_pair(batch)
+            inputs, labels = {name: batch[name] for name in ("input_ids", "attention_mask")}, batch["labels"]
+            inputs["decoder_input_ids"] = shifted_right(self.observed.backbone, labels)
+            target = inputs["decoder_input_ids"].masked_fill(labels == IGNORED, -1)
             source = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -1)
             numbers = range(first, first + len(target))
             first += len(target)
@@ -437,18 +408,17 @@ class RolePasses:
             with observe_weights(self.observed.backbone, self.observed.sites, take):
                 self.observed.backbone(**inputs)
 
-    def _batches_of_pairs(self) -> list[Any]:
-        texts = self.texts.trees
-        return own_pairs(self.observed) or [texts.ids(rows) for rows in texts.batches()]
-
-    def _inputs_of_pair(self, batch: Any) -> tuple[dict[str, Tensor], Tensor]:
-        """Return the inputs of the model, and the decoder's tokens with padding as -1."""
-        if isinstance(batch, Mapping):
-            inputs, labels = {name: batch[name] for name in ("input_ids", "attention_mask")}, batch["labels"]
-        else:
-            inputs, labels = _inputs(batch), batch.masked_fill(batch < 0, IGNORED)
-        decoder = shifted_right(self.observed.backbone, labels)
-        return inputs | {"decoder_input_ids": decoder}, decoder.masked_fill(labels == IGNORED, -1)
+    def _batches_of_pairs(self) -> list[dict[str, Tensor]]:
+        data, texts = self.observed.data, self.texts.trees
+        if data is None or "target" not in data.splits["test"].column_names:
+            tokens = [texts.ids(rows) for rows in texts.batches()]
+            return [_inputs(ids) | {"labels": ids.masked_fill(ids < 0, IGNORED)} for ids in tokens]
+        batches: list[dict[str, Tensor]] = []
+        for batch in data.test_dataloader():
+            if sum(len(read["labels"]) for read in batches) >= MOST_PAIRS:
+                break
+            batches.append(batch)
+        return batches
 
     # -- parts of them -----------------------------------------------------------------------------------------
 
@@ -501,8 +471,7 @@ class RolePasses:
             roles += [assign(rule, copies.of(column), [rule.name]) for column, rule in enumerate((INDUCTION, DUPLICATE))]
         for column, rule in enumerate((SEPARATOR, FIRST_TOKEN, BROAD)):
             roles.append(assign(rule, sinks.of(column), [rule.name]))
-        names = self.syntactic.names, self.syntactic.baseline_names
-        return Measured(roles, syntactic, *names, coreference, sinks.value[:, CONFIDENCE])
+        return Measured(roles, syntactic, self.syntactic.names, coreference, sinks.value[:, CONFIDENCE])
 
 
 def _inputs(ids: Tensor) -> dict[str, Tensor]:

@@ -12,8 +12,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy import stats
 
+from gates.roles.measures import WORD_OFFSETS
 from gates.roles.roles import LEAST_COUNT, RULES, TWO_SIDED, Role, specialised
-from training.analysis.model import AnalysisResult, ObservedModel
+from training.analysis.model import AnalysisResult, ObservedModel, place_columns
 from training.analysis.role_measures import (
     Measured,
     RolePasses,
@@ -90,18 +91,11 @@ def roles_of_heads(observed: ObservedModel, texts: RoleTexts) -> AnalysisResult:
     return AnalysisResult(tables, figures, sentences, numbers, pages)
 
 
-def head_columns(observed: ObservedModel) -> pd.DataFrame:
-    """Return where every head that is not pruned is: site, kind, layer and its number within the site."""
-    sites = observed.sites
-    rows = [(sites[site].label, sites[site].kind, sites[site].layer, head) for site, head in observed.heads]
-    return pd.DataFrame(rows, columns=["site", "kind", "layer", "head"])
-
-
 def role_table(observed: ObservedModel, measured: Measured) -> pd.DataFrame:
     """Return a row for every head: its roles, and the measurement of each; NaN where a role is not defined."""
     found = {role.rule.name: role for role in measured.roles}
     names = [[role.rule.name for role in measured.roles if bool(role.holds[head])] for head in range(len(measured.confidence))]
-    table = head_columns(observed).assign(
+    table = place_columns(observed.sites, observed.heads).assign(
         roles=[", ".join(own) or "none" for own in names],
         specialised=specialised(measured.roles).cpu().numpy(),
         confidence=measured.confidence.cpu().numpy(),
@@ -145,7 +139,7 @@ def best_heads(observed: ObservedModel, measured: Measured) -> pd.DataFrame:
 
     The best head is chosen on the sentences that it is measured on, so its share is a little too high.
     """
-    places, shares = head_columns(observed), measured.syntactic
+    places, shares = place_columns(observed.sites, observed.heads), measured.syntactic
     passing = next(role.passing for role in measured.roles if role.rule.name == "syntactic")
     rows = []
     for column, name in enumerate(measured.columns):
@@ -164,7 +158,7 @@ def best_heads(observed: ObservedModel, measured: Measured) -> pd.DataFrame:
                 "share": float(values[best]),
                 "low": max(0.0, float(values[best]) - half),
                 "high": min(1.0, float(values[best]) + half),
-                "offset": measured.offsets[int(shares.which[best, column])].removeprefix("offset "),
+                "offset": f"{WORD_OFFSETS[shares.which[best, column]]:+d}",
                 "baseline": float(shares.baseline[best, column]),
                 "heads_with_role": int(passing[:, column].sum()),
             }

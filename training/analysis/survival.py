@@ -7,25 +7,20 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from gates.errors import GateError
 from training.analysis.model import AnalysisResult
 from training.report.pictures import survivors
-from training.report.reading import read_roles, role_counts
-from training.runs.stored import read_json
+from training.report.reading import Masks, read_masks, read_roles, role_counts
 from training.stats.numbers import counted, listed
 from training.stats.significance import Odds, Table, cross_table, exact_odds, pooled_odds, ratio_of_odds
-from training.stats.verdict import is_dense
 
-Masks = dict[tuple[str, int], dict[int, NDArray[np.float64]]]
-"""By method and budget, by seed: 0/1 for every head."""
 Tables = Mapping[tuple[str, int], Mapping[int, Table]]
 
 
 def survival_of_roles(run: str, roles: str) -> AnalysisResult:
     """Compare which of the specialised and of the other heads every method keeps."""
-    table, masks = read_roles(Path(roles)), read_masks(Path(run))
+    table, masks = read_roles(Path(roles)), masks_of_heads(Path(run))
     heads = len(next(iter(next(iter(masks.values())).values())))
     if heads != len(table):
         raise GateError(f"{roles!r} has {len(table)} heads and the masks in {run!r} {heads}; give the roles of the same model")
@@ -45,26 +40,18 @@ def survival_of_roles(run: str, roles: str) -> AnalysisResult:
     return AnalysisResult(found, {"survival": survivors(table, by_role)}, sentences, numbers)
 
 
-def read_masks(run: Path) -> Masks:
+def masks_of_heads(run: Path) -> Masks:
     """Read the masks of a run or comparison, for every head. A gate of a group stands for all of its heads."""
     try:
-        entries, sites = read_json(run / "masks.json", list), read_json(run / "sites.json", list)
+        sites, masks, _ = read_masks(run)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise GateError(
             f"{str(run)!r} has no masks.json and sites.json; give the directory of a finished run or comparison"
         ) from error
-    found: Masks = {}
-    try:
-        repeats = [int(site["heads"]) // int(site["gates"]) for site in sites for _ in range(int(site["gates"]))]
-        for entry in entries:
-            if not is_dense(entry["method"]):
-                mask = np.repeat(np.array(entry["mask"], dtype=float).reshape(len(repeats)), repeats)
-                found.setdefault((str(entry["method"]), int(entry["budget"])), {})[int(entry["seed"])] = mask
-    except (KeyError, TypeError, ValueError) as error:
-        raise GateError(f"masks.json and sites.json in {str(run)!r} do not belong together; make them again") from error
-    if not found:
+    if not masks:
         raise GateError(f"{str(run)!r} has no mask but the dense one; give a run that prunes")
-    return found
+    repeats = [heads // gates for _, gates, heads in sites for _ in range(gates)]
+    return {key: {seed: np.repeat(mask, repeats) for seed, mask in of_seeds.items()} for key, of_seeds in masks.items()}
 
 
 def kept_table(tables: Tables) -> pd.DataFrame:

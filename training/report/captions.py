@@ -87,16 +87,13 @@ def best_method(contents: ReportData, stage: str) -> str:
     """
     if not len(contents.summary) or contents.focus is None:
         return "There are no results yet."
-    metric = contents.metric
-    rows = contents.summary[contents.summary["stage"] == stage].dropna(subset=["mean"])
-    rows = rows[~is_dense(rows) & (rows["budget"] == contents.focus)]
+    metric, rows = contents.metric, contents.ranked(stage)
     dense = contents.summary[contents.summary["method"] == "dense"].sort_values("stage", key=lambda name: name != stage)
     if not len(rows):
         return f"{words_of(stage)}, there is only the dense model at {contents.label(contents.focus)}."
-    rows = contents.best_first(rows)
     first, best = rows.iloc[0], list(rows.loc[rows["mean"] == rows["mean"].iloc[0], "method"])
     of = f" of {contents.size}" if contents.size else ""
-    share, highest = "has" if len(best) == 1 else "share", contents.best_and_worst[0]
+    share, highest = "has" if len(best) == 1 else "share", "lowest" if contents.lower_is_better else "highest"
     text = f"{words_of(stage)}, {contents.label(contents.focus)}{of}: {listed(best)} {share} the {highest} test {metric}, "
     text += quantity(metric, first["mean"])
     if "low" in rows and not np.isnan(first["low"]):

@@ -162,14 +162,16 @@ class ReportData:
     def lower_is_better(self) -> bool:
         return bool(self.metrics.get("lower_is_better", False))
 
-    @property
-    def best_and_worst(self) -> tuple[str, str]:
-        """``highest`` and ``lowest``, the better one first."""
-        return ("lowest", "highest") if self.lower_is_better else ("highest", "lowest")
-
     def best_first(self, rows: pd.DataFrame, column: str = "mean") -> pd.DataFrame:
         """Sort rows by a column of the main metric; ties keep their order."""
         return rows.sort_values(column, ascending=self.lower_is_better, kind="stable")
+
+    def ranked(self, stage: str) -> pd.DataFrame:
+        """Return the rows of a stage at the middle budget without the dense model, the best first."""
+        if not len(self.summary):
+            return self.summary
+        rows = self.summary[(self.summary["stage"] == stage) & (self.summary["budget"] == self.focus)]
+        return self.best_first(rows[~is_dense(rows)].dropna(subset=["mean"]))
 
     @property
     def majority(self) -> float | None:

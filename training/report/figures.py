@@ -298,8 +298,8 @@ def draw_quality(axes: Axes, contents: ReportData, stage: str, styles: Mapping[s
     Returns:
         The value at the end of each line, by its name.
     """
-    metric, rows = contents.metric, _of_stage(contents, stage)
-    dense = contents.summary[(contents.summary["stage"] == stage) & (contents.summary["method"] == DENSE)]
+    metric, of_stage = contents.metric, contents.summary[contents.summary["stage"] == stage]
+    rows, dense = of_stage[~is_dense(of_stage)].dropna(subset=["mean"]), of_stage[of_stage["method"] == DENSE]
     budgets, seeds = sorted(map(int, set(rows["budget"]))), _seeds(contents, stage)
     ends: dict[str, float] = {}
     for method in (method for method in contents.methods if method in set(rows["method"])):
@@ -334,12 +334,6 @@ def what_is_drawn(contents: ReportData, stage: str) -> str:
     seeds = _seeds(contents, stage)
     most = int(seeds["count"].max()) if len(seeds) else 0
     return f"lines: means, bands: lowest to highest of {counted(most, 'seed')}" if most > 1 else "of one seed" * (most == 1)
-
-
-def _of_stage(contents: ReportData, stage: str) -> pd.DataFrame:
-    """Return the means of a stage, without the dense model's."""
-    rows = contents.summary[contents.summary["stage"] == stage]
-    return rows[~is_dense(rows)].dropna(subset=["mean"])
 
 
 @styled

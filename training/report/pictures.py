@@ -161,7 +161,8 @@ def pictures_of_roles(contents: ReportData) -> list[Picture]:
     table = contents.roles
     if table is None:
         return []
-    shown = [rule.name for rule in RULES if table[f"{rule.name}_has"].any() or _is_measured(table, rule.name)]
+    strengths = {rule.name: table.get(f"{rule.name}_strength", pd.Series(dtype=float)) for rule in RULES}
+    shown = [name for name, strength in strengths.items() if table[f"{name}_has"].any() or strength.notna().any()]
     caption = "The roles of each head; several roles of one head divide its square."
     found = [Picture("roles", "roles", role_map(table, shown), caption, wide=True)]
     if contents.masks:
@@ -173,10 +174,6 @@ def pictures_of_roles(contents: ReportData) -> list[Picture]:
         caption = f"Roles of the {contents.unit}s that are kept, means over seeds; one with several roles counts in each."
         found.append(Picture("roles_survival", "roles", figure, caption, wide=True))
     return found
-
-
-def _is_measured(table: pd.DataFrame, role: str) -> bool:
-    return f"{role}_strength" in table and bool(table[f"{role}_strength"].notna().any())
 
 
 def figures_for(directory: str | os.PathLike[str]) -> dict[str, Figure]:
@@ -243,14 +240,10 @@ def _values(contents: ReportData) -> list[Picture]:
     return [Picture("values", "heads", figure, caption, wide=True)]
 
 
-def _first_learned(methods: Sequence[str]) -> str:
-    """Return the first learned method, or the first method if none is learned; empty if there is none."""
-    return next((name for name in methods if name.startswith("learned")), methods[0] if methods else "")
-
-
 def _kept(contents: ReportData) -> list[Picture]:
-    """Return where heads stay as the budget falls, by the first learned method."""
-    method = _first_learned([method for method, budget in contents.masks if budget in contents.budgets])
+    """Return where heads stay as the budget falls, by the first learned method, or by the first one if none is learned."""
+    methods = [method for method, budget in contents.masks if budget in contents.budgets]
+    method = min(methods, key=lambda name: not name.startswith("learned"), default="")
     kept = {at: values for at in contents.budgets if (values := contents.kept(method, at)) is not None}
     if len(kept) < 2:
         return []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -81,7 +81,11 @@ def members_by_role(table: pd.DataFrame) -> dict[str, NDArray[np.bool_]]:
     return {name: members for name, members in groups.items() if members.any()}
 
 
-def role_counts(table: pd.DataFrame, masks: Mapping[tuple[str, int], Mapping[int, NDArray[np.float64]]]) -> pd.DataFrame:
+Masks = dict[tuple[str, int], dict[int, NDArray[np.float64]]]
+"""By method and budget, by seed: 0/1 for every gate or head."""
+
+
+def role_counts(table: pd.DataFrame, masks: Masks) -> pd.DataFrame:
     """Count the heads of every role that each method keeps, in the mean over seeds."""
     rows = []
     for (method, budget), of_seeds in masks.items():
@@ -228,10 +232,8 @@ def _read_heads(contents: ReportData) -> None:
         contents.scores = scores.assign(label=[f"{k}.{n}" for k, n in zip(scores["kind"], scores["layer"], strict=True)])
     _read_masks(contents)
     _read_kinds(contents)
-    contents.prices = _table(path, "prices.csv")
-    if contents.masks:
-        labels = {site.label for site in next(iter(contents.masks.values()))[0]}
-        _check_columns(path / "prices.csv", contents.prices, {"seed", "method", "price", "open", *labels})
+    sites = next(iter(contents.masks.values()), ((), None))[0]
+    contents.prices = _table(path, "prices.csv", ("seed", "method", "price", "open", *(site.label for site in sites)))
     gates = _optional(contents, "gates_over_time.csv", "open heads over training are not shown")
     if gates is not None:
         for (method, budget), rows in gates.groupby(["method", "budget"], sort=False):
@@ -242,20 +244,12 @@ def _read_heads(contents: ReportData) -> None:
 
 def _read_translations(contents: ReportData) -> None:
     """Read sample sentences with the signatures of their metrics, and of a run the tests of its systems."""
-    path = contents.path
-    contents.samples = _if_there(_samples, path / SAMPLES)
-    _check_columns(path / SAMPLES, contents.samples, {"source", "reference"})
+    contents.samples = _if_there(_samples, contents.path / SAMPLES)
     if contents.samples is None and contents.metric == "bleu":
         contents.missing.append(f"There is no {SAMPLES}, so no translations are shown.")
     contents.signatures = contents.metrics.get("signatures", {})
     if contents.kind == "run":
-        contents.significance = _table(path, SIGNIFICANCE)
-
-
-def _check_columns(path: Path, table: pd.DataFrame | None, needed: set[str]) -> None:
-    lacking = sorted(needed - set(table.columns)) if table is not None else []
-    if lacking:
-        raise GateError(f"{str(path)!r} has no column {', '.join(map(repr, lacking))}; write the results again")
+        contents.significance = _table(contents.path, SIGNIFICANCE)
 
 
 def _course(rows: pd.DataFrame) -> Course:
@@ -283,28 +277,39 @@ def _course(rows: pd.DataFrame) -> Course:
     )
 
 
-def _read_masks(contents: ReportData) -> None:
-    masks, listed = (_if_there(read_json, contents.path / name, list) for name in ("masks.json", "sites.json"))
-    if not masks or not listed:
-        contents.missing.append("There are no masks (masks.json), so they are not shown.")
-        return
+def read_masks(path: Path) -> tuple[list[tuple[str, int, int]], Masks, set[tuple[str, int]]]:
+    """Return label, gates and heads of each site of a run or comparison, and its masks without those of the dense model.
+
+    The last part has the methods and budgets whose masks of the dense weights are different ones.
+    """
+    entries, listed = (read_json(path / name, list) for name in ("masks.json", "sites.json"))
+    masks: Masks = {}
+    searched_again = set()
     try:
-        ordered, places = by_kind(tuple(Site(str(site["label"]), int(site["gates"])) for site in listed))
-        found: dict[tuple[str, int], list[list[float]]] = {}
-        for entry in masks:
-            key = entry["method"], int(entry["budget"])
-            found.setdefault(key, []).append(entry["mask"])
-            if "post_hoc_mask" in entry:
-                contents.searched_again.add(key)
-        for key, of_seeds in found.items():
+        sites = [(str(one["label"]), int(one["gates"]), int(one.get("heads", one["gates"]))) for one in listed]
+        gates = sum(size for _, size, _ in sites)
+        for entry in entries:
+            key = str(entry["method"]), int(entry["budget"])
             if not is_dense(key[0]):
-                stacked = np.array(of_seeds, dtype=float).reshape(len(of_seeds), len(places))
-                contents.masks[key] = ordered, stacked[:, places]
+                masks.setdefault(key, {})[int(entry["seed"])] = np.array(entry["mask"], dtype=float).reshape(gates)
+            if "post_hoc_mask" in entry:
+                searched_again.add(key)
     except (KeyError, TypeError, ValueError) as error:
         raise GateError(
-            f"masks.json and sites.json in {str(contents.path)!r} do not belong together: expected masks with one number per "
-            "gate of the sites, as training compare writes them"
+            f"masks.json and sites.json in {str(path)!r} do not belong together: expected masks with one number per gate of "
+            "the sites, as training compare writes them"
         ) from error
+    return sites, masks, searched_again
+
+
+def _read_masks(contents: ReportData) -> None:
+    found = _if_there(read_masks, contents.path)
+    if found is None or not found[0]:
+        contents.missing.append("There are no masks (masks.json), so they are not shown.")
+        return
+    sites, masks, contents.searched_again = found
+    ordered, places = by_kind(tuple(Site(label, gates) for label, gates, _ in sites))
+    contents.masks = {key: (ordered, np.stack(list(of_seeds.values()))[:, places]) for key, of_seeds in masks.items()}
 
 
 def _read_kinds(contents: ReportData) -> None:
@@ -325,17 +330,20 @@ def _optional(contents: ReportData, name: str, consequence: str) -> pd.DataFrame
     return table if table is not None and len(table) else None
 
 
-def _table(path: Path, name: str) -> pd.DataFrame | None:
-    return _if_there(partial(read_table, needed=COLUMNS.get(name, ())), path / name)
+def _table(path: Path, name: str, needed: Sequence[str] = ()) -> pd.DataFrame | None:
+    return _if_there(partial(read_table, needed=needed or COLUMNS.get(name, ())), path / name)
 
 
 def _samples(path: Path) -> pd.DataFrame | None:
     """Read translations, which are texts whatever they look like."""
     text = read_text(path)
     try:
-        return pd.read_csv(io.StringIO(text), sep="\t", dtype=str, keep_default_na=False) if text else None
+        table = pd.read_csv(io.StringIO(text), sep="\t", dtype=str, keep_default_na=False) if text else None
     except ValueError as error:
         raise damaged(path, "a table", first_line(error), AGAIN) from error
+    if table is not None and (lacking := sorted({"source", "reference"} - set(table.columns))):
+        raise damaged(path, "a table", f"it has no column {lacking[0]!r}", AGAIN)
+    return table
 
 
 def _if_there(read: Callable[..., T], *arguments: Any) -> T | None:

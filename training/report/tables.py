@@ -275,22 +275,14 @@ def systems_shown(contents: ReportData, samples: pd.DataFrame) -> dict[str, str]
     names, stage = list(samples.columns), _stage(contents)
     dense = [name for at in (stage, "post hoc") for name in names if name.startswith(f"dense.{at}.")]
     found = {"dense" if name.startswith(f"dense.{stage}.") else "dense (post hoc)": name for name in dense[:1]}
-    chosen = [next((name for name in contents.methods if name.startswith("learned")), ""), _best_rival(contents, stage)]
+    ranked = contents.ranked(stage)
+    rivals = [str(name) for name in ranked.get("method", ()) if name not in contents.ours]
+    chosen = [*[name for name in contents.methods if name.startswith("learned")][:1], *rivals[:1]]
     return found | {name: column for name in chosen if (column := f"{name}.{stage}.{contents.focus}") in names}
 
 
 def _stage(contents: ReportData) -> str:
     return "retrained" if "retrained" in contents.stages or not contents.stages else contents.stages[-1]
-
-
-def _best_rival(contents: ReportData, stage: str) -> str:
-    """Return the best method at the middle budget that is not this project's own; empty if there is none."""
-    rows = contents.summary
-    if not len(rows):
-        return ""
-    rows = rows[(rows["stage"] == stage) & (rows["budget"] == contents.focus) & ~is_dense(rows)].dropna(subset=["mean"])
-    rows = contents.best_first(rows[~rows["method"].isin(contents.ours)])
-    return str(rows["method"].iloc[0]) if len(rows) else ""
 
 
 def significance_table(contents: ReportData, rows: pd.DataFrame) -> Table:

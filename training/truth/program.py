@@ -101,14 +101,14 @@ def both(first: tuple[str, int], second: tuple[str, int], to: tuple[str, int]) -
     return Unit({first: 1.0, second: 1.0}, {to: 1.0}, bias=-1.0)
 
 
-def copied(source: tuple[str, int], to: tuple[str, int], gain: float = 1.0) -> Unit:
-    """Return a unit that copies a value, times a gain."""
-    return Unit({source: gain}, {to: 1.0})
+def copied(source: tuple[str, int], to: tuple[str, int]) -> Unit:
+    """Return a unit that copies a value."""
+    return Unit({source: 1.0}, {to: 1.0})
 
 
-def at_most_one(variable: str, size: int = 1) -> tuple[Unit, ...]:
-    """Return units that cut a sum of several heads' outputs at 1, above which nothing has a gradient."""
-    return tuple(Unit({(variable, value): 1.0}, {(variable, value): -1.0}, bias=-1.0) for value in range(size))
+def at_most_one(variable: tuple[str, int]) -> Unit:
+    """Return a unit that cuts a sum of several heads' outputs at 1, above which nothing has a gradient."""
+    return Unit({variable: 1.0}, {variable: -1.0}, bias=-1.0)
 
 
 def from_first_to(place: int) -> Callable[[int, int], bool]:
@@ -144,32 +144,29 @@ def _letters(letters: str, length: int) -> Callable[[random.Random], str]:
 # -- does a letter occur? ------------------------------------------------------------------------------------------
 
 
-def _finder() -> Head:
-    """Return a head by which ``[CLS]`` finds the first letter of the alphabet."""
-    return Head("find", PLACE, LETTER, LETTER, "found", lambda query, key: query == FIRST and key == 0, {0: (0, 1.0)})
+FINDER = Head("find", PLACE, LETTER, LETTER, "found", lambda query, key: query == FIRST and key == 0, {0: (0, 1.0)})
+"""A head by which ``[CLS]`` finds the first letter of the alphabet."""
 
 
 def _has(name: str, copies: Sequence[int], *, hard: str = NOISE) -> Program:
     """Return a program for the question whether ``a`` occurs, with copies of the needed head in each layer."""
     answered = (copied(("found", 0), YES),)
-    layers = [Layer((_finder(),) * count, at_most_one("found")) for count in copies]
-    layers = [Layer((_finder(),), answered)] if sum(copies) == 1 else [*layers, Layer((), answered)]
+    layers = [Layer((FINDER,) * count, (at_most_one(("found", 0)),)) for count in copies]
+    layers = [Layer((FINDER,), answered)] if sum(copies) == 1 else [*layers, Layer((), answered)]
 
     def occurs(text: str) -> bool:
         return "a" in text
 
     def draw(chance: random.Random) -> str:
-        return _letters("bcd", 8)(chance) if chance.random() < 0.5 else _with_a(chance)
+        with_a = chance.random() >= 0.5
+        text = list(_letters("bcd", 8)(chance))
+        if with_a:
+            text[chance.randrange(8)] = "a"
+        return "".join(text)
 
     return Program(
         name, "does a occur?", "abcd", 8, tuple(layers), ("find",), _rejected(draw, occurs), occurs, {"found": 1}, hard=hard
     )  # fmt: skip
-
-
-def _with_a(chance: random.Random) -> str:
-    text = list(_letters("bcd", 8)(chance))
-    text[chance.randrange(8)] = "a"
-    return "".join(text)
 
 
 # -- is a the more frequent letter? --------------------------------------------------------------------------------

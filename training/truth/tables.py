@@ -83,7 +83,8 @@ def ticks(truth: pd.DataFrame) -> pd.DataFrame:
     at_needed = with_program(truth[truth["budget"] == truth["needed"]])
     found = at_needed.groupby(["program", "method"], sort=False)["exact"].agg(["sum", "size"])
     found["cell"] = [tick_or_count(int(exact), int(seeds)) for exact, seeds in zip(found["sum"], found["size"], strict=True)]
-    return _wide(found["cell"], at_needed)
+    programs = pd.Index(at_needed["program"].unique(), name="program")
+    return found["cell"].unstack("method").reindex(index=programs, columns=at_needed["method"].unique())
 
 
 def summary_of_truth(truth: pd.DataFrame) -> pd.DataFrame:
@@ -127,8 +128,8 @@ def by_method(truth: pd.DataFrame) -> str:
 def by_facts(carried: pd.DataFrame) -> str:
     """Return ``interchange.csv`` as a Markdown table.
 
-    Each method and budget has the kept share of the effects of all heads, relative to the best mask of its size, as mean and
-    standard deviation over seeds. It also has the mean share of the carriers that are kept.
+    Each method and budget has the kept share of the effects of all heads, relative to the best mask of its size. It is the mean
+    over seeds with its standard deviation. Next to it is the mean share of the carriers that are kept.
     """
     shares = carried.assign(share=carried["carried"] / carried["at_best"])
     budgets = sorted(shares["budget"].unique(), reverse=True)
@@ -148,11 +149,6 @@ def _spread(values: pd.Series) -> str:
 def tick_or_count(exact: int, seeds: int) -> str:
     """Return a tick where all seeds are exact, a cross where none is, otherwise their number."""
     return TICK if exact == seeds else CROSS if exact == 0 else f"{exact}/{seeds}"
-
-
-def _wide(cells: pd.Series, at_needed: pd.DataFrame) -> pd.DataFrame:
-    methods, programs = at_needed["method"].unique(), at_needed["program"].unique()
-    return cells.unstack("method").reindex(index=pd.Index(programs, name="program"), columns=methods)
 
 
 def _table(frame: pd.DataFrame) -> str:

@@ -1,9 +1,8 @@
 """The README of an export: its snippet runs as it stands, its metadata are the Hub's, its numbers those that were given."""
 
 import json
+import math
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import huggingface_hub
@@ -13,11 +12,11 @@ import torch
 import transformers as t
 
 from gates.attention.sites import find_attention
-from gates.export.card import ModelCard, torch_usage
+from gates.export.card import ModelCard, evaluation_block, torch_usage
 from gates.export.checkpoint import own_auto_class, save_pruned
 from gates.model import get_gated_model
 from tests.gates.chosen import chosen
-from tests.models import SEQ2SEQ, VOCABULARY, _sizes, build, random_mask
+from tests.models import SEQ2SEQ, VOCABULARY, _sizes, build, random_mask, run_fresh
 from tools.coverage.every_type import check_code
 from tools.coverage.tiny import tiny_models
 
@@ -65,16 +64,7 @@ def run(folder, directories):
     """What the snippet of each export prints, in a process of its own."""
     for name, directory in directories.items():
         (folder / f"{name}.py").write_text(snippet(directory).replace("path/to/base/model", str(folder / "base")))
-    home = {
-        "HF_HOME": str(folder / "hf"),
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "PATH": "/usr/bin:/bin",
-        "PYTHONPATH": ROOT,
-    }
-    command = [sys.executable, "-c", PROCESS, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, env=home, cwd=folder)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_fresh(PROCESS, folder, folder=folder, PYTHONPATH=ROOT)
     return json.loads((folder / "said.json").read_text())
 
 
@@ -207,3 +197,41 @@ def test_hostile_text_stays_text(tmp_path):
     assert re.findall(r"^```", text, flags=re.MULTILINE) == ["```", "```"]
     data = huggingface_hub.ModelCard.load(directory / "README.md").data
     assert data.eval_results[0].dataset_type == name
+
+
+# Results in the Hub's evaluation block.
+
+
+DATA = {"dataset": "nyu-mll/glue", "subset": "cola", "split": "validation"}
+TYPES = {"f1": {"type": "f1", "args": {"average": "macro"}}, "matthews": {"type": "matthews_correlation"}}
+
+
+def block(numbers, types, **data):
+    return evaluation_block(ModelCard(metrics=numbers, metric_types=types, **data), "text-classification")
+
+
+def test_the_block_goes_into_a_card_and_comes_out_of_it():
+    results = block({"f1": 0.5, "matthews": 0.25}, TYPES, **DATA)
+    data = huggingface_hub.ModelCardData(model_name="small", eval_results=results)
+    read = huggingface_hub.ModelCard(f"---\n{data.to_yaml()}\n---\n").data.eval_results
+    assert [(one.metric_name, one.metric_type, one.metric_args) for one in read] == [
+        ("f1", "f1", {"average": "macro"}),
+        ("matthews", "matthews_correlation", None),
+    ]
+    assert {one.dataset_config for one in read} == {"cola"}
+
+
+def test_what_is_no_number_and_results_on_unknown_data_are_left_out():
+    assert block({"accuracy": math.nan, "bleu": "none"}, {}, **DATA) == []
+    assert block({"accuracy": 0.5}, {}, **(DATA | {"dataset": ""})) == []
+
+
+def test_results_on_further_splits_are_metrics_of_their_own_split():
+    numbers = {"word_perplexity": 9.0, "news_f1": 0.25, "news_word_perplexity": 8.0, "loss": 1.0}
+    results = block(numbers, TYPES, **DATA, more_splits=["news"])
+    assert [(one.dataset_split, one.metric_name, one.metric_type, one.metric_value) for one in results] == [
+        ("validation", "word_perplexity", "word_perplexity", 9.0),
+        ("news", "f1", "f1", 0.25),
+        ("news", "word_perplexity", "word_perplexity", 8.0),
+        ("validation", "loss", "loss", 1.0),
+    ]

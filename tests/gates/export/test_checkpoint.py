@@ -1,8 +1,6 @@
 import copy
 import json
 import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -16,7 +14,7 @@ from gates.export.checkpoint import load_pruned, own_auto_class, save_pruned
 from gates.surgery.masks import load_mask
 from gates.surgery.remove import remove_heads_
 from tests.gates.chosen import chosen
-from tests.models import FAMILIES, build, inputs, logits, masked, random_mask
+from tests.models import FAMILIES, build, inputs, logits, masked, random_mask, run_fresh
 
 FRESH_PROCESS = """
 import json, sys, torch, transformers
@@ -34,13 +32,10 @@ torch.save(results, sys.argv[2])
 """
 
 
-def run_fresh(folder, cases):
+def loaded_again(folder, cases):
     """Load every case in one process without this project; returns what each gave, by name."""
     (folder / "cases.json").write_text(json.dumps(cases))
-    command = [sys.executable, "-c", FRESH_PROCESS, str(folder / "cases.json"), str(folder / "results.pt")]
-    home = {"HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=home)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_fresh(FRESH_PROCESS, folder / "cases.json", folder / "results.pt", folder=folder)
     return torch.load(folder / "results.pt")
 
 
@@ -67,7 +62,7 @@ def test_every_family_reloads_in_a_process_without_this_project(tmp_path):
             case = {"name": directory.name, "auto": own_auto_class(model), "directory": str(directory)}
             cases.append(case | {"inputs": str(tmp_path / f"{name}.pt"), "remote": form == "pruned"})
             expected[directory.name] = reference
-    found = run_fresh(tmp_path, cases)
+    found = loaded_again(tmp_path, cases)
     assert found.keys() == expected.keys()
     for name, reference in expected.items():
         torch.testing.assert_close(found[name], reference, atol=5e-6, rtol=1e-5, msg=name)
@@ -300,8 +295,7 @@ class OtherBert(OwnBert):
 
 def own_bert(kind):
     torch.manual_seed(0)
-    size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40, "vocab_size": 50}
-    return kind(transformers.BertConfig(**size)).eval()
+    return kind(build("bert").config).eval()
 
 
 @pytest.mark.parametrize("form", ["pruned", "masked"])

@@ -9,13 +9,9 @@ from gates.attention.inputs import example_inputs, resized
 from gates.export import cost
 from gates.export.cost import count_flops, count_parameters, hardware, measure_cost, measure_latency
 from gates.surgery.remove import remove_heads_
+from tests.models import build
 
-SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40, "vocab_size": 50}
 LENGTH = 9
-
-
-def build_bert():
-    return transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES)).eval()
 
 
 def bert_flops(heads_by_layer):
@@ -31,14 +27,14 @@ def bert_flops(heads_by_layer):
 
 @pytest.mark.parametrize("kept", [(4, 4), (0, 3), (1, 0)])
 def test_flops_are_those_of_the_matrix_products(kept):
-    model = build_bert()
+    model = build("bert")
     mask = torch.cat([torch.tensor([1.0] * heads + [0.0] * (4 - heads)) for heads in kept])
     remove_heads_(model, mask)
     assert count_flops(model, example_inputs(model, batch=1, length=LENGTH)) == bert_flops(kept)
 
 
 def test_flops_grow_with_the_batch():
-    model = build_bert()
+    model = build("bert")
     one, three = (count_flops(model, example_inputs(model, batch=batch, length=LENGTH)) for batch in (1, 3))
     assert three == 3 * one
 
@@ -102,16 +98,8 @@ def test_a_slow_model_is_measured_less_often_but_four_times(clock, seconds, pair
     assert len(calls) == 2 * pairs
 
 
-def test_every_module_keeps_its_mode():
-    model, other = build_bert().train(), build_bert()
-    model.bert.embeddings.eval()
-    modes = [module.training for module in (*model.modules(), *other.modules())]
-    measure_cost(model, other, example_inputs(model), batch_sizes=[1])
-    assert [module.training for module in (*model.modules(), *other.modules())] == modes
-
-
 def test_cost_of_a_pruned_model():
-    model = build_bert()
+    model = build("bert")
     cut = remove_heads_(copy.deepcopy(model), torch.tensor([1.0, 0, 0, 0, 0, 0, 0, 0]))
     found = measure_cost(model, cut, example_inputs(model, batch=2, length=LENGTH), batch_sizes=[2])
     head = 3 * (8 * 32 + 8) + 8 * 32

@@ -2,13 +2,12 @@
 
 import huggingface_hub
 import pytest
-import torch
-import transformers
 
 import gates
 from gates.errors import GateError
 from gates.export import hub
 from gates.export.checkpoint import save_pruned
+from tests.models import build, random_mask
 
 
 class Api:
@@ -41,10 +40,7 @@ def online(monkeypatch):
 
 @pytest.fixture
 def export(tmp_path):
-    torch.manual_seed(0)
-    model = transformers.BertModel(transformers.BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4))
-    card = gates.ModelCard(metrics={"accuracy": 0.91}, dataset="user/data")
-    return save_pruned(model, tmp_path / "out", torch.tensor([1.0, 0, 1, 1, 0, 0, 0, 1]), tokenizer=None, card=card)
+    return save_pruned(build("bert"), tmp_path / "out", random_mask("bert"), tokenizer=None)
 
 
 @pytest.mark.parametrize("private", [True, None])

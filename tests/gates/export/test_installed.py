@@ -1,8 +1,7 @@
 """Pruned models load through Auto classes by the installed package, without code from their directory."""
 
 import json
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,8 +14,10 @@ from gates.export.safe_load import CHECKSUM_FILE
 from gates.gating.head_gates import HeadGates
 from gates.surgery.modeling_file import MODELING_FILE, auto_classes
 from tests.gates.chosen import chosen
+from tests.models import run_fresh
 from tools.coverage import architectures as zoo
 
+ROOT = str(Path(__file__).parents[3])
 FAMILIES = ("Llama", "Gemma3", "Bart", "ViT", "Mixtral", "CLIP", "Bloom")
 FRESH = """
 import sys
@@ -63,10 +64,8 @@ def test_uneven_heads_load_in_a_fresh_process_without_remote_code(tmp_path):
         (tmp_path / name / "export" / CHECKSUM_FILE).unlink()
         (tmp_path / name / "export" / MODELING_FILE).write_text("raise SystemExit('code of the directory ran')\n")
         torch.save({"batch": batch, "output": output}, tmp_path / name / "known.pt")
-    command = [sys.executable, "-c", FRESH, str(tmp_path / "Llama"), str(tmp_path / "Gemma3")]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.splitlines() == ["False", "[2, 3]", "[2, 3]", "False"]
+    said = run_fresh(FRESH, tmp_path / "Llama", tmp_path / "Gemma3", folder=tmp_path, PYTHONPATH=ROOT)
+    assert said.splitlines() == ["False", "[2, 3]", "[2, 3]", "False"]
 
 
 @pytest.mark.parametrize("name", chosen(FAMILIES, fast=["Llama"], integration=["Bart", "ViT", "Mixtral"]))

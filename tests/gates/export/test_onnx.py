@@ -1,8 +1,5 @@
-import copy
-import subprocess
 import sys
 
-import numpy as np
 import onnxruntime
 import pytest
 import torch
@@ -10,7 +7,7 @@ import transformers
 
 from gates.attention.sites import find_attention
 from gates.errors import GateError
-from gates.export.onnx import export_onnx
+from gates.export.onnx import export_onnx, export_onnx_files
 from gates.surgery.remove import remove_heads_
 from tests.gates.chosen import chosen
 from tests.models import masked
@@ -61,29 +58,15 @@ def check(model, mask, path, batches, prepare):
             torch.testing.assert_close(output, expected[name], **CLOSE)
 
 
-@pytest.fixture(scope="module")
-def classifier(tmp_path_factory):
-    """A dense classifier, a mask, and the file of the classifier pruned by it."""
-    model, mask = build("BertForSequenceClassification")
-    path = tmp_path_factory.mktemp("classifier") / "model.onnx"
-    export_onnx(remove_heads_(copy.deepcopy(model), mask), path, texts(2, 7, seed=1))
-    return model, mask, path
-
-
-@pytest.mark.integration
-def test_a_pruned_classifier_in_onnx_runtime_equals_the_masked_one(classifier):
-    model, mask, path = classifier
-    batches = [texts(batch, length, seed=2) for batch, length in ((2, 7), (1, 4), (5, 12), (3, 3))]
-    check(model, mask, path, batches, lambda model: model)
-    assert [file.name for file in path.parent.iterdir()] == ["model.onnx"]
-
-
 @pytest.mark.parametrize(
     "class_name",
     chosen(
-        ["BertForQuestionAnswering", "LlamaForSequenceClassification", "GPT2ForSequenceClassification", "T5EncoderModel"],
+        [
+            *("BertForSequenceClassification", "BertForQuestionAnswering", "LlamaForSequenceClassification"),
+            *("GPT2ForSequenceClassification", "T5EncoderModel"),
+        ],
         fast=(),
-        integration=["LlamaForSequenceClassification"],
+        integration=["BertForSequenceClassification", "LlamaForSequenceClassification"],
     ),
 )
 def test_a_pruned_model_in_onnx_runtime_equals_the_masked_model(tmp_path, class_name):
@@ -128,18 +111,6 @@ def test_pictures_have_a_dynamic_batch_and_large_weights_lie_beside_the_graph(tm
     check(dense, mask, path, [{"pixel_values": torch.randn(batch, 3, 8, 8)} for batch in (1, 4)], lambda model: model)
 
 
-class Counting(transformers.BertForSequenceClassification):
-    """Adds the number of calls so far, which an export can only freeze."""
-
-    calls = 0
-
-    def forward(self, **inputs):
-        Counting.calls += 1
-        output = super().forward(**inputs)
-        output.logits = output.logits + Counting.calls
-        return output
-
-
 class Branching(transformers.BertForSequenceClassification):
     """Goes another way for some values, which the exporter cannot follow."""
 
@@ -168,23 +139,69 @@ def test_missing_packages_are_named_with_what_to_install(tmp_path, monkeypatch, 
     assert list(tmp_path.iterdir()) == []
 
 
-FRESH_PROCESS = """
-import sys
-sys.modules["torch"] = sys.modules["transformers"] = None  # the file alone, and its runtime
-import numpy, onnxruntime
-given = dict(numpy.load(sys.argv[2]))
-session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
-numpy.save(sys.argv[3], session.run(None, given)[0])
-"""
+# One step of a decoder with its cache.
 
 
-@pytest.mark.integration
-def test_onnx_runtime_alone_in_a_fresh_process(tmp_path, classifier):
-    model, mask, path = classifier
-    batch = texts(3, 9, seed=1)
-    expected = masked(model, mask, lambda: model(**batch).logits)
-    np.savez(tmp_path / "inputs.npz", **{name: tensor.numpy() for name, tensor in batch.items()})
-    paths = [str(path), *(str(tmp_path / name) for name in ("inputs.npz", "found.npy"))]
-    done = subprocess.run([sys.executable, "-c", FRESH_PROCESS, *paths], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    torch.testing.assert_close(torch.from_numpy(np.load(tmp_path / "found.npy")), expected, **CLOSE)
+def empty_cache(session, batch):
+    """One tensor without tokens for every key and value that the graph takes."""
+    values = (value for value in session.get_inputs() if value.name.startswith("past_key_values"))
+    return {value.name: torch.zeros(batch, value.shape[1], 0, value.shape[3]) for value in values}
+
+
+def kept(found):
+    return {name.replace("present", "past_key_values"): tensor for name, tensor in found.items() if "present" in name}
+
+
+def greedy(step, first, cache, tokens):
+    """Greedy decoding: ``step`` maps new tokens, those before them and a cache to the graph's outputs."""
+    ids, new = first, first
+    for _ in range(tokens):
+        found = step(new, ids, cache)
+        new, cache = found["logits"][:, -1].argmax(-1, keepdim=True), kept(found)
+        ids = torch.cat([ids, new], dim=1)
+    return ids
+
+
+@pytest.mark.parametrize(
+    "class_name", chosen(["LlamaForCausalLM", "GPT2LMHeadModel"], fast=(), integration=["LlamaForCausalLM"])
+)
+def test_a_decoder_generates_step_by_step_with_its_cache(tmp_path, class_name):
+    model, mask = build(class_name)
+    dense, _ = build(class_name)
+    (path,) = export_onnx_files(remove_heads_(model, mask), tmp_path, texts(2, 8, seed=1))
+    session = onnxruntime.InferenceSession(path)
+    prompt = texts(3, 5, seed=4, padded=False)
+
+    def step(new, ids, cache):
+        positions = torch.arange(ids.shape[1] - new.shape[1], ids.shape[1]).expand(len(ids), -1)
+        return run(session, {"input_ids": new, "attention_mask": torch.ones_like(ids), "position_ids": positions, **cache})
+
+    options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    expected = masked(dense, mask, lambda: dense.generate(**prompt, **options))
+    assert torch.equal(greedy(step, prompt["input_ids"], empty_cache(session, 3), 6), expected)
+    if class_name == "LlamaForCausalLM":
+        widths = {value.name: value.shape[1::2] for value in session.get_inputs() if value.name.endswith("key")}
+        assert widths == {"past_key_values.0.key": [1, 1], "past_key_values.1.key": [3, 8]}
+
+
+@pytest.mark.nightly
+def test_an_encoder_decoder_generates_step_by_step_with_its_cache(tmp_path):
+    """T5, whose later layers take the position bias of a first one that has no heads left."""
+    model, mask = build("T5ForConditionalGeneration")
+    dense, _ = build("T5ForConditionalGeneration")
+    inputs = texts(2, 8, seed=1)
+    decoder_ids = texts(2, 6, seed=5)["input_ids"]
+    encoder, decoder = export_onnx_files(remove_heads_(model, mask), tmp_path, inputs | {"decoder_input_ids": decoder_ids})
+    assert (encoder.name, decoder.name) == ("encoder_model.onnx", "decoder_model.onnx")
+    prompt = texts(3, 5, seed=4)
+    hidden = run(onnxruntime.InferenceSession(encoder), prompt)["last_hidden_state"]
+    session = onnxruntime.InferenceSession(decoder)
+    given = {"encoder_hidden_states": hidden, "encoder_attention_mask": prompt["attention_mask"]}
+    found = greedy(
+        lambda new, _, cache: run(session, {"input_ids": new, **given, **cache}),
+        torch.full((3, 1), dense.config.decoder_start_token_id),
+        empty_cache(session, 3),
+        6,
+    )
+    options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    assert torch.equal(found, masked(dense, mask, lambda: dense.generate(**prompt, **options)))

@@ -6,6 +6,7 @@ import transformers as t
 
 from gates import get_gated_model
 from gates.attention.inputs import example_inputs
+from gates.attention.sites import weight_by_output
 from gates.attention.valid import stack_of
 from gates.errors import GateError
 from gates.recovery.refit import found_queries
@@ -129,7 +130,13 @@ MODELS = {
             lambda name=name: (zoo.build(zoo.BY_NAME[name]), zoo.inputs(zoo.BY_NAME[name])),
             lambda _, b, stack=stack: {stack: b["attention_mask"]},
         )
-        for name, stack in {"Bert": "bert.encoder.layer", "OPT": "model.decoder.layers", "GPTNeo": "transformer.h"}.items()
+        for name, stack in {
+            "Bert": "bert.encoder.layer",
+            "Llama": "model.layers",
+            "OPT": "model.decoder.layers",
+            "GPT2": "transformer.h",
+            "GPTNeo": "transformer.h",
+        }.items()
     },
 }
 
@@ -172,14 +179,15 @@ def test_a_refit_is_the_dense_least_squares_fit_on_the_rows_that_count(name):
         kept = kept.flatten().bool()
         counted = torch.ones(x.shape[:-1], dtype=torch.bool) if valid is None else valid.bool()
         name_of_weight = next(key for key, module in model.named_modules() if module is site.output)
-        weight = model.get_submodule(name_of_weight).weight.detach().clone()
+        weight = weight_by_output(site.output).detach().clone()
         reference = dense_fit(x[counted][:, kept], y[counted], weight[:, kept], 0.01, site.output.bias is not None)
         gated.set_mask_(mask).refit_([batch], held_out=None, ridge=0.01, feed_forward=False)
-        found = model.get_submodule(name_of_weight).weight.detach()
+        found = weight_by_output(model.get_submodule(name_of_weight)).detach()
         torch.testing.assert_close(found[:, kept].double(), reference, rtol=1e-3, atol=1e-4)
+        assert torch.equal(found[:, ~kept], weight[:, ~kept])
         model.load_state_dict(before)
         gated.gates.mode = "stochastic"
-        if not counted.all():  # the fit on all rows is another one, so that the test can tell them apart
+        if x[~counted].any():  # the fit on all rows is another one, so that the test can tell them apart
             on_all = dense_fit(x.flatten(0, -2)[:, kept], y.flatten(0, -2), weight[:, kept], 0.01, site.output.bias is not None)
             assert (on_all - reference).abs().max() > 2e-3
 

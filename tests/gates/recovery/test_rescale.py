@@ -2,10 +2,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaModel
 
-from gates.attention.valid import valid_positions
 from gates.errors import GateError
 from gates.gating.head_gates import HeadGates
-from gates.recovery.least_squares import ProjectionMoments
 from gates.recovery.rescale import rescaled_gates
 from tests.models import FAMILIES, build, inputs, logits
 
@@ -86,19 +84,6 @@ def test_a_removed_twin_is_made_up_for_exactly():
     assert values.tolist() == pytest.approx([2, 0, 1, 1, 1, 1, 1, 1], abs=1e-3)
     with gates.attached(), gates.use(values.float()):
         torch.testing.assert_close(logits(model, batch), expected, atol=1e-3, rtol=1e-3)
-
-
-def test_padded_queries_do_not_count():
-    torch.manual_seed(0)
-    pruned, dense = torch.randn(2, 5, 4), torch.randn(2, 5, 4)
-    valid = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
-    metric = ProjectionMoments(4, 4)
-    metric.update(valid_positions(pruned, valid), valid_positions(dense, valid))
-    rows = [(row, position) for row in range(2) for position in range(5) if valid[row, position]]
-    moments = metric.compute()
-    pruned, dense, near = pruned.double(), dense.double(), {"rtol": 1e-5, "atol": 1e-5}
-    torch.testing.assert_close(moments.xx, sum(torch.outer(pruned[at], pruned[at]) for at in rows), **near)
-    torch.testing.assert_close(moments.xy, sum(torch.outer(pruned[at], dense[at]) for at in rows), **near)
 
 
 def test_a_mask_of_another_size_is_refused():

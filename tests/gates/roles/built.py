@@ -9,7 +9,15 @@ from torch import Tensor
 from transformers import BertConfig, BertModel
 
 from gates import find_attention
-from gates.roles.measures import PositionalShares, RareTokenShares, SinkShares, SyntacticShares, Trees, token_counts
+from gates.roles.measures import (
+    RoleShares,
+    Trees,
+    positional_shares,
+    rare_token_shares,
+    sink_shares,
+    syntactic_shares,
+    token_counts,
+)
 from gates.roles.roles import BROAD, FIRST_TOKEN, POSITIONAL, RARE, SEPARATOR, SYNTACTIC, Role, assign, observe_weights
 from gates.roles.shares import View
 
@@ -97,14 +105,14 @@ class Measured:
 
     def __init__(self, model: BertModel) -> None:
         self.model, self.sites = model, find_attention(model)
-        self.positional, self.sinks = PositionalShares(self.sites), SinkShares(self.sites)
-        self.rare, self.syntactic = RareTokenShares(self.sites), SyntacticShares(self.sites, RELATIONS)
+        self.positional, self.sinks = positional_shares(self.sites), sink_shares(self.sites)
+        self.rare, self.syntactic = rare_token_shares(self.sites), syntactic_shares(self.sites, RELATIONS)
         counts = torch.zeros(VOCABULARY, dtype=torch.long)
         counts[FIRST:] = torch.tensor([1000, 900, 1]).repeat(PLACES)
         self.frequency, self.common = token_counts(counts, common=2 * PLACES)
 
     @property
-    def metrics(self) -> tuple[PositionalShares, SinkShares, RareTokenShares, SyntacticShares]:
+    def metrics(self) -> tuple[RoleShares, ...]:
         return self.positional, self.sinks, self.rare, self.syntactic
 
     @torch.no_grad()

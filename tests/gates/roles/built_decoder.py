@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2Model
 
 from gates import find_attention
-from gates.roles.measures import LENGTHS, CopyShares, PositionalShares, SinkShares, earlier_copies, repeated_sequences
+from gates.roles.measures import LENGTHS, copy_shares, earlier_copies, positional_shares, repeated_sequences, sink_shares
 from gates.roles.roles import BROAD, DUPLICATE, FIRST_TOKEN, INDUCTION, POSITIONAL, Role, assign, observe_weights
 from gates.roles.shares import View
 from tests.gates.roles.built import padded
@@ -99,7 +99,7 @@ def roles_of(model: GPT2Model, *, shuffled: bool = False, rows: int = 60) -> lis
     """The roles of the heads on random sequences that are said twice; ``shuffled`` has the model read the tokens of each in
     another order than they are said to have."""
     sites = find_attention(model)
-    positional, sinks, copies = PositionalShares(sites), SinkShares(sites), CopyShares(sites)
+    positional, sinks, copies = positional_shares(sites), sink_shares(sites), copy_shares(sites)
     texts = repeated_sequences(range(START + 1, model.config.vocab_size), rows, start=START)
     generator = torch.Generator().manual_seed(3)
     for first in range(0, rows, 20):

@@ -159,13 +159,14 @@ def test_words_of_several_pieces():
 
 @CAUSAL
 def test_syntactic(causal):
-    weights = make_weights(make_view(causal), seed=4)
+    view = make_view(causal)
+    weights = make_weights(view, seed=4)
     generator = torch.Generator().manual_seed(5)
     heads = torch.randint(-1, 6, (BATCH, 6), generator=generator).minimum(WORDS.amax(1, keepdim=True))
     relations = torch.randint(-1, 2, (BATCH, 6), generator=generator)
     relations[(heads < 0) | (torch.arange(6) > WORDS.amax(1, keepdim=True))] = -1
     offsets = offsets_within(2, zero=False)
-    found = arc_counts(weights, Trees(WORDS, heads, relations), causal, 2, offsets)
+    found = arc_counts(weights, view, Trees(WORDS, heads, relations), 2, offsets)
     hits, chances, rows = torch.zeros(BATCH, HEADS, 4), torch.zeros(BATCH, 4), torch.zeros(BATCH, 4, 4)
     for b in range(BATCH):
         size = int(WORDS[b].max()) + 1
@@ -194,7 +195,7 @@ def test_syntactic(causal):
 def test_several_dependents_of_a_relation_are_one_opportunity():
     trees = Trees(torch.tensor([[0, 1, 2, 3]]), torch.tensor([[-1, 0, 0, 0]]), torch.tensor([[-1, 0, 0, 1]]))
     weights = torch.tensor([[0.0, 0.1, 0.9, 0.0], [1.0, 0, 0, 0], [0.4, 0.6, 0, 0], [0.9, 0.1, 0, 0]]).view(1, 1, 4, 4)
-    found = arc_counts(weights, trees, False, 2, torch.tensor([-1, 1]))
+    found = arc_counts(weights, make_view(), trees, 2, torch.tensor([-1, 1]))
     assert found.chances.tolist() == [[2, 1, 1, 1]]
     assert found.hits.tolist() == [[[1, 1, 1, 0]]]
     assert found.baselines.tolist() == [[[1, 0, 0, 0], [0, 0, 1, 0]]]
@@ -202,7 +203,8 @@ def test_several_dependents_of_a_relation_are_one_opportunity():
 
 @CAUSAL
 def test_coreference(causal):
-    weights = make_weights(make_view(causal), seed=6)
+    view = make_view(causal)
+    weights = make_weights(view, seed=6)
     places = {"pronouns": [[3], [1], [4], [2], [0], [2]], "antecedents": [[0, 1], [0], [0], [4], [2], [1]]}
     places["others"] = [[4], [], [2], [0, 1], [1], [0]]
     marks = {name: torch.zeros(BATCH, 6, dtype=torch.bool) for name in places}
@@ -210,7 +212,7 @@ def test_coreference(causal):
         for b, row in enumerate(rows):
             marks[name][b, row] = True
     offsets = offsets_within(2, zero=False)
-    found = mention_counts(weights, Mentions(WORDS, **marks), causal, offsets)
+    found = mention_counts(weights, view, Mentions(WORDS, **marks), offsets)
     for b in range(BATCH):
         pronoun = places["pronouns"][b][0]
         size = int(WORDS[b].max()) + 1
@@ -236,7 +238,7 @@ def test_a_tie_between_candidates_is_no_hit():
     for word, name in enumerate(("antecedents", "pronouns", "others")):  # both candidates are as near as each other
         marks[name][0, word] = True
     found = mention_counts(
-        torch.full((1, 1, 3, 3), 1 / 3), Mentions(torch.tensor([[0, 1, 2]]), **marks), False, torch.tensor([1])
+        torch.full((1, 1, 3, 3), 1 / 3), make_view(), Mentions(torch.tensor([[0, 1, 2]]), **marks), torch.tensor([1])
     )
     assert found.hits[0, 0, 2] == 0
     assert found.baselines[0, 0, 2] == 0

@@ -72,6 +72,7 @@ def test_ranks_are_spread_over_the_range_of_log_alpha():
     found = spread_ranks(torch.tensor([5.0, -1e6, 5.0, 1e9, 0.0]))
     half = LOG_ALPHA_LIMIT / 2
     torch.testing.assert_close(found, torch.tensor([half / 2, -2 * half, half / 2, 2 * half, -half], dtype=torch.float64))
+    assert spread_ranks(torch.tensor([7.0, 3.0])).tolist() == [LOG_ALPHA_LIMIT, -LOG_ALPHA_LIMIT]
     assert torch.equal(spread_ranks(torch.tensor([3.0])), torch.tensor([-LOG_ALPHA_LIMIT], dtype=torch.float64))
 
 
@@ -112,10 +113,6 @@ def test_the_start_stays_among_equals_and_passes_are_counted():
     assert torch.equal(found.mask, start)
     assert found.passes == pytest.approx(sum(shares))
     assert sum(shares) == pytest.approx(1 + len(others) / 8 + 8 / 4 + 4)
-
-
-def test_two_ranks_are_the_ends_of_the_range():
-    assert spread_ranks(torch.tensor([7.0, 3.0])).tolist() == [LOG_ALPHA_LIMIT, -LOG_ALPHA_LIMIT]
 
 
 def test_scores_of_half_precision_are_divided_without_overflow():

@@ -5,12 +5,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy import stats
 
 from gates.errors import GateError
-from tests.training.analysis.models import BART, make_dense
+from tests.training import causal_runs, translation_runs
+from tests.training.analysis.models import BART, make_decoder, make_dense, make_translator
 from tests.training.runs import make_data
 from training.analysis.heads import ablate_each, across_domains, by_kind, one_per_layer
-from training.analysis.model import gate_columns, head_importance, load_run, outcomes
+from training.analysis.model import Outcomes, gate_columns, head_importance, load_run, outcomes
 from training.commands.table import run_command
 from training.stats.significance import holm, mcnemar
 
@@ -54,6 +56,19 @@ def test_outcomes_are_those_of_a_model_without_the_heads(dense):
         np.testing.assert_allclose(found.losses[row], losses, rtol=1e-4, atol=1e-5)
         assert ((found.predictions[row] == found.targets) == correct).all()
     assert found.values[0] != found.values[1]
+
+
+def test_passes_start_at_the_first_layer_with_a_closed_head(dense, monkeypatch):
+    second_layer = torch.cat([torch.ones(12, 4), (torch.rand(12, 4) < 0.5).float()], dim=1)
+    masks, ran = torch.cat([torch.eye(8), second_layer, torch.eye(8)]), []
+    handle = dense.backbone.bert.encoder.layer[0].intermediate.register_forward_hook(lambda *_: ran.append(1))
+    found, few = outcomes(dense, masks, "test"), len(ran)
+    monkeypatch.setattr("training.analysis.model.find_writers", lambda *_: ([], False))
+    full = outcomes(dense, masks, "test")
+    handle.remove()
+    assert few < 0.8 * (len(ran) - few)
+    assert np.array_equal(found.losses, full.losses)
+    assert np.array_equal(found.predictions, full.predictions)
 
 
 def test_each_head_alone_with_mcnemars_test(dense):
@@ -112,6 +127,15 @@ def test_the_same_data_correlate_perfectly_and_others_less(dense):
     other = across_domains(dense, make_data(test_rows=90, max_distractors=0))
     assert other.numbers["loss_change"]["pearson"] < 0.9999
     assert other.numbers["his"]["pearson_low"] <= other.numbers["his"]["pearson"] <= other.numbers["his"]["pearson_high"]
+
+
+def test_a_change_of_the_loss_has_students_paired_test():
+    losses = np.random.default_rng(0).normal(size=(3, 20))
+    losses[2] = losses[0]
+    changed, equal = Outcomes(losses).against_first()
+    expected = stats.ttest_rel(losses[1], losses[0])
+    assert (changed.p, changed.low, changed.high) == pytest.approx((expected.pvalue, *expected.confidence_interval()))
+    assert (equal.difference, equal.p) == (0, 1)
 
 
 def test_other_data_must_be_of_the_same_task(dense):
@@ -192,3 +216,29 @@ def test_directories_that_do_not_fit(tmp_path, capsys):
     assert "holds the analysis of 'another'" in capsys.readouterr().err
     assert call(run, tmp_path / "out") == 2
     assert "does not exist" in capsys.readouterr().err
+
+
+# Models without classes, which are judged by their loss.
+
+
+TASKS = {"language model": (causal_runs, make_decoder), "translator": (translation_runs, make_translator)}
+
+
+@pytest.mark.parametrize("task", ["language model", pytest.param("translator", marks=pytest.mark.integration)])
+def test_heads_on_other_data_of_the_same_task(task):
+    task_runs, make = TASKS[task]
+    dense = make()
+    whole = outcomes(dense, torch.ones(1, dense.gates.size), "test").losses.mean()
+    same = across_domains(dense, task_runs.make_data())
+    assert same.numbers["dense"] == same.numbers["dense_other"] == pytest.approx(whole)
+    for name in ("his", "loss_change"):
+        assert same.numbers[name]["pearson"] == pytest.approx(1)
+        assert same.tables["domains"][name].nunique() > 3  # or the correlation would show nothing
+    assert same.sentences[0] == f"Test loss is {whole:.3f} on the run's data and {whole:.3f} on the other data."
+    other = task_runs.make_data(test_rows=9)
+    other.tokenizer = dense.data.tokenizer
+    found = across_domains(dense, other)
+    assert found.numbers["dense_other"] == pytest.approx(
+        outcomes(dense, torch.ones(1, dense.gates.size), "test", data=other).losses.mean()
+    )
+    assert found.numbers["loss_change"]["pearson"] < 0.9999

@@ -1,5 +1,7 @@
 """Roles of the heads of runs and of plain folders, on every task."""
 
+import itertools
+import json
 import re
 from pathlib import Path
 
@@ -9,15 +11,17 @@ import torch
 from transformers import BertConfig, BertModel
 
 from gates.errors import GateError
+from gates.export.checkpoint import special_ids
 from gates.roles.roles import RULES
 from tests.training.analysis.models import make_decoder, make_dense, make_translator
 from training.analysis import role_measures as role_texts
 from training.analysis.model import observe_folder, observe_run
-from training.analysis.role_measures import BATCH, CELLS, Encoded, RoleFiles, RolePasses, read_texts, special_ids
+from training.analysis.role_measures import BATCH, CELLS, Encoded, RoleFiles, RolePasses, read_texts
 from training.analysis.roles import roles_of_heads
 from training.commands.table import run_command
 from training.data.synthetic import word_tokenizer
 from training.data.tags import Pieces
+from training.report.reading import ATTENTION
 
 WORDS = [f"w{number}" for number in range(40)]
 
@@ -109,6 +113,14 @@ def test_a_translator_has_what_is_defined_for_each_kind(tmp_path):
     assert table.loc[["decoder", "cross"], "rare_strength"].isna().all()  # the language has fewer than 500 words
     assert table.loc["decoder", "separator_strength"].isna().all()  # nothing but the start of a target is special
     assert any("For cross attention only positional" in sentence for sentence in finding.sentences)
+    shown, table = json.loads(finding.pages[ATTENTION]), finding.tables["roles"]
+    assert [head["name"] for head in shown["heads"]] == (table["site"] + "." + table["head"].astype(str)).tolist()
+    assert [head["roles"] for head in shown["heads"]] == table["roles"].tolist()
+    for sentence, head in itertools.product(shown["sentences"], shown["heads"]):
+        weights = np.array(sentence["weights"][head["site"]][head["head"]])
+        queries, keys = sentence["tokens"][head["kind"]]
+        assert weights.shape == (len(queries), len(keys))
+        assert (abs(weights.sum(axis=1) - 100) <= len(keys) / 2 + 1).all()
 
 
 # -- folders and the command ---------------------------------------------------------------------------------------

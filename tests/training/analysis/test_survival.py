@@ -8,7 +8,7 @@ import pytest
 
 from gates.errors import GateError
 from gates.roles.roles import RULES
-from training.analysis.survival import read_masks, survival_of_roles
+from training.analysis.survival import masks_of_heads, survival_of_roles
 from training.commands.table import run_command
 from training.stats.significance import Table, exact_odds, pooled_odds, ratio_of_odds
 
@@ -75,7 +75,7 @@ def test_what_does_not_belong_together(tmp_path, capsys):
     with pytest.raises(GateError, match=r"has 8 heads and the masks in .* 4"):
         survival_of_roles(str(run), roles)
     with pytest.raises(GateError, match="has no mask but the dense one"):
-        read_masks(write_run(tmp_path / "dense", [("dense", 4, 0, [1] * 4)], sites=1))
+        masks_of_heads(write_run(tmp_path / "dense", [("dense", 4, 0, [1] * 4)], sites=1))
     (tmp_path / "other.csv").write_text("site,head\nencoder.0,0\n")
     for arguments, message in (
         ([str(run)], "there are no roles in"),

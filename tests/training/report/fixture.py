@@ -30,12 +30,11 @@ def write_comparison(
     seeds: tuple[int, ...] = (0, 1, 2),
     kinds: tuple[str, ...] = ("encoder",),
     layers: int = 2,
-    heads: int = 4,
     name: str = "fixture",
 ) -> Path:
     """Write all files of the contract: tables, masks, scores, gates over time, verdict, configuration."""
     folder.mkdir(parents=True, exist_ok=True)
-    rng = np.random.default_rng(0)
+    heads, rng = 4, np.random.default_rng(0)
     sites = [
         {"label": f"{kind}.{layer}", "kind": kind, "layer": layer, "heads": heads, "gates": heads}
         for kind in kinds
@@ -147,10 +146,10 @@ def write_samples(folder: Path, **texts: list[str]) -> Path:
     return folder
 
 
-def write_run(folder: Path, *, heads: int = 4) -> Path:
+def write_run(folder: Path) -> Path:
     """Write what a single ``training.fit`` run of two layers leaves, as far as a report reads it: a comparison of one seed and
     budget, its curve, and what is said of the run itself."""
-    write_comparison(folder, budgets=(3,), seeds=(7,), heads=heads, name="run")
+    write_comparison(folder, budgets=(3,), seeds=(7,), name="run")
     (folder / "verdict.md").unlink()
     curve = [
         {

@@ -73,6 +73,12 @@ class Page(HTMLParser):
         return [dict(zip(found["names"], row, strict=True)) for row in found["rows"] if row]
 
 
+def page_of(folder, tmp_path):
+    """The page that the command writes of a directory."""
+    assert main([str(folder), "--output", str(tmp_path / "report.html")]) == 0
+    return Page(tmp_path / "report.html")
+
+
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory):
     return write_comparison(tmp_path_factory.mktemp("comparison"))
@@ -237,8 +243,7 @@ def test_the_majority_class_is_a_row_and_a_dense_model_that_is_not_above_it_a_wa
     metrics = json.loads((tables / "metrics.json").read_text())
     for share, warned in ((0.55, False), (0.95, True)):
         (tables / "metrics.json").write_text(json.dumps(metrics | {"majority": {"accuracy": share, "f1": 0.3}}))
-        assert main([str(tables), "--output", str(tmp_path / "report.html")]) == 0
-        page = Page(tmp_path / "report.html")
+        page = page_of(tables, tmp_path)
         assert ("is not above the majority class" in page.text) == warned
         for name in ("results", "by_budget_retrained", "experiments"):
             assert page.table(name)[-1]["method"]["text"] == "majority class"
@@ -330,8 +335,7 @@ def test_a_comparison_that_has_only_its_cells_is_a_page_too(tables, tmp_path):
     expected = pd.read_csv(tables / "summary.csv")
     for name in ("summary.csv", "metrics.json"):
         (tables / name).unlink()
-    assert main([str(tables), "--output", str(tmp_path / "report.html")]) == 0
-    page = Page(tmp_path / "report.html")
+    page = page_of(tables, tmp_path)
     assert len(page.table("experiments")) == 42
     assert [float(row["mean"]["value"]) for row in page.table("results")] == pytest.approx(expected["mean"].tolist())
     assert "Retrained with the mask, 2 heads of 8: " in page.text
@@ -344,8 +348,7 @@ def test_names_that_look_like_code_stay_text(tmp_path):
     folder = write_comparison(tmp_path / "run", methods=("learned", *HOSTILE), budgets=(4, 2), seeds=(0,), name=name)
     for part in ("scores.csv", "gates_over_time.csv", "masks.json"):  # of pictures, which take the time
         (folder / part).unlink()
-    assert main([str(folder), "--output", str(tmp_path / "report.html")]) == 0
-    page = Page(tmp_path / "report.html")
+    page = page_of(folder, tmp_path)
     assert page.tags.count("script") == 1
     assert "img" not in page.tags
     assert not [name for _, name, _ in page.attributes if name.startswith("on")]
@@ -361,8 +364,7 @@ def test_translations_stand_side_by_side_and_stay_text(tables, tmp_path):
     folder = write_samples(tables, **{"source": texts, "learned.retrained.2": texts})
     rivals = read_contents(folder).summary.query("stage == 'retrained' and budget == 2 and method in ('his', 'random')")
     best = rivals.loc[rivals["mean"].idxmax(), "method"]
-    assert main([str(folder), "--output", str(tmp_path / "report.html")]) == 0
-    page = Page(tmp_path / "report.html")
+    page = page_of(folder, tmp_path)
     rows = page.table("samples")
     assert list(rows[0]) == ["source", "reference", "dense.retrained.8", "learned.retrained.2", f"{best}.retrained.2"]
     for column in ("source", "learned.retrained.2"):
@@ -427,14 +429,6 @@ def test_budgets_are_named_by_the_kind_that_they_prune(kinds, ticks, title):
     axes = figures.quality_against_heads(contents, "retrained").axes[0]
     assert [text.get_text() for text in axes.get_xticklabels()] == ticks
     assert axes.get_xlabel() == title
-
-
-def test_stages_with_training_come_first():
-    summary = pd.DataFrame(
-        {"stage": ["post hoc", "post hoc with means", "retrained"], "mean": 0.9, "method": "his", "budget": 4}
-    )
-    contents = ReportData(Path("a"), "comparison", summary=summary, comparison=summary)
-    assert contents.stages_by_weight == ["retrained", "post hoc", "post hoc with means"]
 
 
 def test_budgets_per_kind_are_read_from_metrics(tmp_path):
