@@ -13,7 +13,7 @@ import numpy as np
 
 from gates.errors import GateError
 from training.config.data import Tags
-from training.data.files import check_text, check_there, open_text, read_table
+from training.data.files import check_text, check_there, find_column, open_text, read_table
 
 COLUMN_FILES = (".conll", ".txt", ".tsv", ".bio", ".iob", ".iob2")
 LIST_FILES = (".jsonl", ".parquet")
@@ -52,17 +52,8 @@ def read_tagged(file: str, options: Tags) -> list[Tagged]:
 
 def choose_lists(where: str, columns: Sequence[str], options: Tags) -> tuple[str, str]:
     """Return the names of the columns of words and of tags."""
-    wanted = {"words": (options.words_column, WORD_COLUMNS), "tags": (options.tags_column, TAG_COLUMNS)}
-    found = []
-    for role, (name, usual) in wanted.items():
-        fitting = [column for column in columns if column == name or (name is None and column.lower() in usual)]
-        if len(fitting) != 1:
-            which = f"no column {name!r}" if name is not None else "no column" if not fitting else "several columns"
-            raise GateError(
-                f"{where} has {which} for the {role}; it has {', '.join(map(repr, columns))}. Give --data.{role}_column"
-            )
-        found.append(fitting[0])
-    return found[0], found[1]
+    words = find_column(where, "words", columns, options.words_column, WORD_COLUMNS)
+    return words, find_column(where, "tags", columns, options.tags_column, TAG_COLUMNS)
 
 
 def tagged_lists(words: Sequence[Any], tags: Sequence[Any], where: str) -> list[Tagged]:

@@ -192,15 +192,15 @@ class SentenceReader(SentenceData):
             name: read_table(file, options.columns, options.quoting, checked=options.check_header)
             for name, file in options.files.items()
         }
-        for file in options.files.values():
-            refuse_broken_quotes(file, options.quoting)
+        for name, file in options.files.items():
+            refuse_broken_quotes(file, tables[name], options.quoting)
         if is_unlabelled(options):
             return {name: Dataset.from_pandas(table, preserve_index=False) for name, table in tables.items()}
         labels = {name: choose_columns(name, list(table.columns), options)["label"] for name, table in tables.items()}
         if options.columns is not None and options.check_header:
             check_label_headers(tables, labels, options.files)
         for name, table in tables.items():
-            refuse_empty_labels(options.files[name], table, labels[name], options.quoting)
+            refuse_empty_labels(options.files[name], table, labels[name])
         return {name: Dataset.from_pandas(table, preserve_index=False) for name, table in tables.items()}
 
     def _choose_columns(self, name: str, split: Dataset) -> Dataset:
@@ -327,6 +327,6 @@ def read_hub(options: HubSplits, *, instead: str) -> dict[str, Dataset]:
     return {name: loaded[split] for name, split in wanted.items()}
 
 
-def read_file(file: str, columns: list[str] | None = None, *, checked: bool = True) -> Dataset:
+def read_file(file: str, columns: list[str] | None = None, **more: bool) -> Dataset:
     """Read a local file as a dataset; see :func:`training.data.files.read_table`."""
-    return Dataset.from_pandas(read_table(file, columns, checked=checked), preserve_index=False)
+    return Dataset.from_pandas(read_table(file, columns, **more), preserve_index=False)

@@ -10,7 +10,7 @@ import torch
 
 from gates.errors import GateError
 from training.config.data import Documents
-from training.data.documents import DocumentsData, read_documents, set_aside
+from training.data.documents import DocumentsData, set_aside, stream_documents
 from training.tasks.base import IGNORED
 
 TEXT = "One story, first line.\nIts second line.\n\nAnother story.\n   \nA third one with déjà vu.\n"
@@ -39,8 +39,8 @@ def opened(train, test, **settings):
 )
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
 def test_documents_of_a_text_file_end_where_it_is_said(tmp_path, documents, expected, name):
-    assert read_documents(write(tmp_path / name), documents) == expected
-    assert read_documents(write(tmp_path / name, TEXT.replace("\n", "\r\n")), documents) == expected
+    for text in (TEXT, TEXT.replace("\n", "\r\n"), f"\ufeff{TEXT}\n\n"):
+        assert list(stream_documents(write(tmp_path / name, text), documents)) == expected
 
 
 def test_files_with_columns_have_a_document_in_each_row(tmp_path):
@@ -54,7 +54,7 @@ def test_files_with_columns_have_a_document_in_each_row(tmp_path):
         assert texts[-1]["test"] == STORIES
     assert texts[0] == texts[1]
     data = DocumentsData(Documents(train_file=str(tmp_path / "a.parquet"), test_file="b.txt", text_column="text"))
-    with pytest.raises(GateError, match=r"no column 'text'; it has 'story'"):
+    with pytest.raises(GateError, match=r"no column 'text' for the text; it has 'story'"):
         data.load_documents()
 
 
@@ -70,7 +70,7 @@ def test_further_test_texts_are_splits_of_their_own(tmp_path):
     assert len({data.fingerprint() for data in (one, alone, other)}) == 3
     (tmp_path / "d.jsonl").write_text(json.dumps({"id": 1, "body": "one"}) + "\n")
     with pytest.raises(
-        GateError, match=r"test_news split has no column 'text'; it has 'id', 'body'\. Rename it: all files have one"
+        GateError, match=r"test_news split has no column for the text; it has 'id', 'body'\. Give --data.text_column, the same"
     ):
         opened(train, test, more_tests={"news": str(tmp_path / "d.jsonl")})
     (tmp_path / "c.txt").write_text(" \n")
@@ -132,7 +132,7 @@ def test_a_part_is_set_aside_by_text():
 
 def test_text_that_cannot_be_used_is_refused(tmp_path):
     with pytest.raises(GateError, match="does not exist"):
-        read_documents(str(tmp_path / "none.txt"), "line")
+        opened(str(tmp_path / "none.txt"), "b.txt")
     with pytest.raises(GateError, match="is empty"):
         opened(write(tmp_path / "a.txt"), write(tmp_path / "b.txt", " \n"))
     with pytest.raises(GateError, match="expected at least 2 tokens"):

@@ -3,7 +3,7 @@
 import pytest
 
 from gates.errors import GateError
-from training.data.files import read_table, refuse_blank_lines, refuse_broken_quotes
+from training.data.files import read_table, refuse_broken_quotes
 from training.data.labels import check_classes
 
 
@@ -13,8 +13,12 @@ def test_several_classes_for_one_example(label):
         check_classes({"train": ["a", label] * 5})
 
 
-def test_names_in_brackets_are_classes():
-    check_classes({"train": ["[person]", "[place]"] * 5})
+def test_names_in_brackets_are_classes_and_numbers_are_ordered():
+    assert check_classes({"train": ["[place]", "[person]", *map(str, range(12))] * 5}) == [
+        *map(str, range(12)),
+        "[person]",
+        "[place]",
+    ]
 
 
 @pytest.mark.parametrize(("one", "other"), [("1", "1.0"), ("yes", "Yes"), ("true", "True"), ("-1", "-1.0")])
@@ -36,16 +40,20 @@ def test_a_line_break_in_quotes_adds_no_row(tmp_path):
     assert read_table(str(file), quoting=True)["label"].tolist() == ["yes", "no", "yes"]
 
 
+def check_quotes(file, quoting=None):
+    refuse_broken_quotes(str(file), read_table(str(file), quoting=quoting), quoting)
+
+
 @pytest.mark.parametrize("rows", ['1\t"a\n2\tb"', '1\t"a ""b"" c\n2\td\n1\te"""'])
 def test_a_line_break_in_quotes_whose_halves_are_whole_rows(tmp_path, rows):
     file = tmp_path / "a.tsv"
     file.write_text(f"label\ttext\n1\tx\n{rows}\n")
     with pytest.raises(GateError, match=r"line 3 of '.*' begins a quoted field.*--data\.quoting true, or false"):
-        refuse_broken_quotes(str(file), None)
-    refuse_broken_quotes(str(file), True)
-    refuse_broken_quotes(str(file), False)
+        check_quotes(file)
+    for quoting in (True, False):
+        check_quotes(file, quoting)
     (tmp_path / "a.csv").write_text(file.read_text().replace("\t", ","))
-    refuse_broken_quotes(str(tmp_path / "a.csv"), None)
+    check_quotes(tmp_path / "a.csv")
 
 
 @pytest.mark.parametrize(
@@ -61,13 +69,19 @@ def test_a_line_break_in_quotes_whose_halves_are_whole_rows(tmp_path, rows):
 def test_quotation_marks_of_texts_are_left_alone(tmp_path, rows):
     file = tmp_path / "a.tsv"
     file.write_text(f"label\ttext\n{rows}\n")
-    refuse_broken_quotes(str(file), None)
+    check_quotes(file)
 
 
-def test_a_text_longer_than_a_field_of_csv_is_no_broken_quote(tmp_path):
-    (tmp_path / "a.tsv").write_text(f"label\ttext\n1\t{'x ' * 100_000}\n")
-    refuse_broken_quotes(str(tmp_path / "a.tsv"), None)
-    refuse_blank_lines(str(tmp_path / "a.tsv"))
+def test_a_text_may_be_longer_than_a_field_of_csv(tmp_path):
+    (tmp_path / "a.csv").write_text(f"label,text\n1,{'x ' * 100_000}\n")
+    assert len(read_table(str(tmp_path / "a.csv"))["text"][2]) == 200_000
+
+
+@pytest.mark.parametrize("end", ['1,"a', '"', 'a,"b\n'])
+def test_quotation_marks_that_are_not_closed(tmp_path, end):
+    (tmp_path / "a.csv").write_text(f"label,text\n1,a\n{end}")
+    with pytest.raises(GateError, match="ends within quotation marks; close them"):
+        read_table(str(tmp_path / "a.csv"))
 
 
 def test_a_mark_of_order_line_ends_and_blank_lines_add_nothing(tmp_path):

@@ -27,7 +27,7 @@ def test_a_line_that_is_too_long(tmp_path, name, text):
 def test_a_text_after_a_quotation_mark_that_is_not_closed(tmp_path):
     line = "y" * 999 + "\n"
     (tmp_path / "a.csv").write_text('text,label\n"x,1\n' + line * (LONGEST // 1000 + 1) + '",1\n')
-    refused(tmp_path / "a.csv", "'text' of example 1 of .* characters; expected at most .*; close its quotation marks")
+    refused(tmp_path / "a.csv", "'text' of line 1004 of .* characters; expected at most .*; close its quotation marks")
 
 
 def test_lists_in_lists_in_lists(tmp_path):

@@ -164,7 +164,7 @@ def from_file(path):
             r"'target' of pair 1 of the train split is \['b', 'c'\]; expected a sentence",
         ),
         ("a.jsonl", ['{"source": "a", "target": "b"}', '{"source": "a", "target": ["c"]}'], "cannot be read as json"),
-        ("a.jsonl", ['{"translation": null}'], "no column 'source'; it has 'translation'"),
+        ("a.jsonl", ['{"translation": null}'], "no column 'source' for the source; it has 'translation'"),
         ("a.jsonl", ['{"translation": null}', '{"translation": {"source": "a", "target": "b"}}'], "pair 1 .* is empty"),
     ],
 )
