@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import chain, count, islice
@@ -104,10 +104,16 @@ class TextBlocks(WithOwnTokenizer):
 
     options: DocumentOptions
     unit = "blocks"
+    at_once = 1000
+    """The number of documents that are tokenized together."""
 
     @abstractmethod
-    def load_documents(self) -> dict[str, list[str]]:
+    def load_documents(self) -> Mapping[str, Iterable[str]]:
         """Return the texts of the three splits, and of further test splits."""
+
+    def limit_of(self, split: str) -> str | None:
+        """Return the option that limits the blocks of a split in memory; by default none."""
+        return None
 
     def check_backbone(self, config: Any, name: str) -> None:
         check_causal(config, name)
@@ -116,12 +122,17 @@ class TextBlocks(WithOwnTokenizer):
         if self.splits:
             return
         documents = self.load_documents()
-        names = with_more_tests(documents)
-        for name in names:
-            if not any(map(str.strip, documents[name])):
-                raise GateError(f"the {name} split has no text; expected at least one document")
         self.tokenizer = self.load_tokenizer(backbone, documents["train"])
-        self.splits = {name: self.as_split(name, self.rows_of(documents[name], at_once=1000)) for name in names}
+        for name in with_more_tests(documents):
+            rows, option = self.rows_of(documents[name]), self.limit_of(name)
+            limit = None if option is None else getattr(self.options, option)
+            self.splits[name] = self.as_split(name, islice(rows, limit))
+            if not len(self.splits[name]):
+                aside = name == "select" and self.set_aside
+                mend = "; give a --data.select_file, or a larger --data.select_fraction" if aside else ""
+                raise GateError(f"the {name} split has no text; expected at least one document{mend}")
+            if name != "train" and next(rows, None) is not None:
+                self.notices.append(f"the {name} split is its first {limit} blocks; --data.{option} takes more of the stream")
         check_known(self.tokenizer, self.splits["train"]["input_ids"], repr(self.tokenizer.name_or_path))
 
     def load_tokenizer(self, backbone: str | None, texts: Iterable[str]) -> PreTrainedTokenizerBase:
@@ -131,14 +142,14 @@ class TextBlocks(WithOwnTokenizer):
             texts, kind=options.subwords, vocab_size=options.vocab_size, max_length=options.max_length
         )
 
-    def rows_of(self, texts: Iterable[str], *, at_once: int) -> Iterator[dict[str, Any]]:
-        """Yield blocks of texts, each with the bytes and words of its text; ``at_once`` documents are tokenized together."""
+    def rows_of(self, texts: Iterable[str]) -> Iterator[dict[str, Any]]:
+        """Yield blocks of texts, each with the bytes and words of its text."""
         assert self.tokenizer is not None
         tokenizer, sizes = self.tokenizer, dict[int, tuple[int, int]]()
 
         def encoded() -> Iterator[list[int]]:
             written, number = (text for text in texts if text.strip()), count()
-            while several := list(islice(written, at_once)):
+            while several := list(islice(written, self.at_once)):
                 for text, ids in zip(several, encode_documents(tokenizer, several), strict=True):
                     sizes[next(number)] = (len(text.encode()), len(text.split()))
                     yield ids
@@ -381,8 +392,6 @@ def _column_of_stream(name: str, rows: IterableDataset, options: Documents) -> s
 #
 # Block i of the stream is a function of the data, the seed and i. A resumed run reads up to the block that it stopped at.
 
-AT_ONCE = 100
-"""The number of documents that are tokenized together."""
 FAR = 1000
 """The number of blocks to skip from which on progress is shown."""
 
@@ -419,35 +428,25 @@ class StreamedDocumentsData(TextBlocks):
     """
 
     options: Documents
+    at_once = 100
 
     def __init__(self, options: Documents) -> None:
         super().__init__(options)
         self.streams: dict[str, TextStream] = {}
         self._training: StreamedRows | None = None
 
-    def load_documents(self) -> dict[str, list[str]]:
-        raise AssertionError("a stream is not loaded")
-
-    def build(self, backbone: str | None, stated_labels: list[str] | None = None) -> None:
-        if self.splits:
-            return
-        options = self.options
-        self.streams = open_streams(options)
+    def load_documents(self) -> dict[str, Iterator[str]]:
+        self.streams = open_streams(self.options)
         self.set_aside = "select" not in self.streams
-        seed = options.seed  # splits are the same for all seeds of runs
-        self.tokenizer = self.load_tokenizer(backbone, islice(self._texts("train", seed), 10_000))
-        for name in with_more_tests(self.streams):
-            limit = {"train": "kept_blocks", "select": "select_blocks"}.get(name, "test_blocks")
-            rows = self.rows_of(self._texts(name, seed if name == "train" else None), at_once=AT_ONCE)
-            self.splits[name] = self.as_split(name, islice(rows, getattr(options, limit)))
-            if not len(self.splits[name]):
-                mend = "; give a --data.select_file, or a larger --data.select_fraction" if name == "select" else ""
-                raise GateError(f"the {name} split has no text; expected at least one document{mend}")
-            if name != "train" and next(rows, None) is not None:
-                self.notices.append(
-                    f"the {name} split is its first {getattr(options, limit)} blocks; --data.{limit} takes more of the stream"
-                )
-        check_known(self.tokenizer, self.splits["train"]["input_ids"], repr(self.tokenizer.name_or_path))
+        seeds = {"train": self.options.seed}  # not that of the run, so that all runs have the same splits
+        return {name: self._texts(name, seeds.get(name)) for name in with_more_tests(self.streams)}
+
+    def limit_of(self, split: str) -> str:
+        return {"train": "kept_blocks", "select": "select_blocks"}.get(split, "test_blocks")
+
+    def load_tokenizer(self, backbone: str | None, texts: Iterable[str]) -> PreTrainedTokenizerBase:
+        """Return the tokenizer, a new one by the first 10,000 texts of another pass over the stream."""
+        return super().load_tokenizer(backbone, islice(self._texts("train", self.options.seed), 10_000))
 
     def details(self) -> list[str]:
         return [f"training reads {self.options.train_blocks:,} blocks of a stream in each epoch"]
@@ -467,7 +466,7 @@ class StreamedDocumentsData(TextBlocks):
     def _endless(self) -> Iterator[dict[str, Any]]:
         """Yield the blocks of the training texts, over and over, in a new order each time."""
         passes = (self._texts("train", self.seed * 1_000_003 + number) for number in count())
-        return self.rows_of(chain.from_iterable(passes), at_once=AT_ONCE)
+        return self.rows_of(chain.from_iterable(passes))
 
     @property
     def training_rows(self) -> StreamedRows:
