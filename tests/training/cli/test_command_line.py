@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from gates.errors import GateError
-from training.cli.command_line import split_at_dashes, split_options
 from training.commands.table import COMMANDS, load, read, run_command, usage
 from training.config.data import KINDS
 
@@ -95,17 +94,6 @@ def test_help_and_mistakes_load_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == f"{[2, *[0] * (len(lines) - 2), 2]} []"
-
-
-def test_what_is_passed_on():
-    assert split_at_dashes(["a", "--b", "--", "--c", "--"]) == (("a", "--b"), ("--c", "--"))
-    assert split_at_dashes(["a"]) == (("a",), ())
-    given = ["run", "--other_data.x", "1", "--run_dir", "d", "--other_data.y=2"]
-    own, others = split_options(given, lambda name: name.startswith("--other_data."))
-    assert own == ["--other_data.x", "1", "--other_data.y=2"]
-    assert others == ["run", "--run_dir", "d"]
-    assert split_options(["--a", "1", "--b"], lambda name: name == "--b") == (["--b"], ["--a", "1"])
-    assert split_options(["--a", "1"], lambda name: name.startswith(())) == ([], ["--a", "1"])
 
 
 def test_a_kind_of_data_of_ones_own_has_its_own_options(tmp_path, monkeypatch, capsys):

@@ -319,17 +319,3 @@ def test_the_agents_trial_is_an_offline_run_of_the_sweep(tmp_path, monkeypatch):
     assert (config["model.price"], config["model"]["price"], config["model"]["budget"]) == (0.25, 0.25, None)
     assert {"select/loss", "select/accuracy"} <= set(summary)
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["model"]["gate_learning_rate"] == 0.2
-
-
-def test_a_sweep_continues_with_the_configurations_that_it_began_with(tmp_path, capsys, quick, monkeypatch):
-    """A file may change under the same name."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("training.sweeps.local.configurations_in", lambda command: ["more.yaml"])
-    Path("more.yaml").write_text("seed: 1\n")
-    line = [quick_sweep(tmp_path), "--run_dir", "sweep", "--trials", "1", "--", "--config=more.yaml"]
-    assert main(line) == 0
-    before = Path("sweep/sweep.csv").read_bytes()
-    Path("more.yaml").write_text("seed: 2\n")
-    assert main(line) == 2
-    assert "holds a sweep with other configurations" in capsys.readouterr().err
-    assert Path("sweep/sweep.csv").read_bytes() == before
