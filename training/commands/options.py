@@ -7,8 +7,8 @@ from typing import Literal
 
 from jsonargparse import ArgumentParser
 
-from training.config.data import BleuTokenizer
 from training.config.paths import HubName, LocalPath
+from training.config.text import BleuTokenizer
 
 Format = Literal["stock", "pruned", "masked", "gates", "onnx"]
 Padding = Literal["fewest", "fastest"]

@@ -20,8 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from gates.errors import GateError, first_line
 from gates.export.checkpoint import check_known
-from training.config.data import DocumentOptions, Documents
-from training.config.text import DocumentsAre
+from training.config.text import DocumentOptions, Documents, DocumentsAre
 from training.data.base import StreamBatches, WithOwnTokenizer, distinct_aside, padded, with_more_tests
 from training.data.files import check_text, check_there, find_column, open_text
 from training.data.text import read_file, read_hub

@@ -17,7 +17,7 @@ import pandas as pd
 import pyarrow
 
 from gates.errors import GateError
-from training.config.data import SentenceFiles, Text
+from training.config.data import SentenceFiles
 
 FORMATS = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".jsonl": "json", ".parquet": "parquet"}
 TEXT_COLUMNS, LABEL_COLUMNS = ("sentence", "text"), ("label", "labels", "class")
@@ -108,11 +108,6 @@ def check_there(file: str, split: str = "data") -> None:
         raise GateError(f"the {split} file {file!r} is not a regular file but is read more than once; save it as a file")
 
 
-def is_unlabelled(options: SentenceFiles) -> bool:
-    """Return whether the model's predictions serve as labels."""
-    return isinstance(options, Text) and options.unlabelled
-
-
 def _refuse_other_separator(path: Path, separator: str, row: Sequence[str], columns: list[str] | None) -> None:
     """Raise :class:`GateError` if the first line is one field with another usual separator in it."""
     names = {",": "commas", "\t": "tabs", ";": "semicolons"}
@@ -153,7 +148,7 @@ def choose_columns(split: str, columns: list[str], options: SentenceFiles) -> di
     """
     wanted = {"text": options.text_column, "label": options.label_column, "pair": options.pair_column}
     found = {name: column for name, column in wanted.items() if column is not None}
-    usual = {"text": TEXT_COLUMNS} if is_unlabelled(options) else {"text": TEXT_COLUMNS, "label": LABEL_COLUMNS}
+    usual = {"text": TEXT_COLUMNS} | ({"label": LABEL_COLUMNS} if options.has_labels else {})
     for name, names in usual.items():
         if name not in found:
             near = [column for column in columns if column.lower() in names and column not in found.values()]
@@ -210,10 +205,7 @@ def _has_header(path: Path, table: pd.DataFrame) -> str:
 
 
 def _begins_with_header(table: pd.DataFrame, columns: list[str]) -> bool:
-    """Return whether the first row looks like a header.
-
-    It has a given or usual name of a column, a word above numbers, or a unique value in a column of few values.
-    """
+    """Return whether the first row has a given or usual name of a column, or a word above numbers."""
 
     def name(value: object) -> str:
         return str(value).strip().strip("\"'").lower()
@@ -223,8 +215,6 @@ def _begins_with_header(table: pd.DataFrame, columns: list[str]) -> bool:
         if name(first) in {given.lower(), *TEXT_COLUMNS, *LABEL_COLUMNS} and name(first) not in set(map(name, others)):
             return True  # a value that occurs again is a class or a text
         if len(others) and not _are_numbers(table[column].iloc[:1]) and _are_numbers(others.iloc[:20]) and _are_numbers(others):
-            return True
-        if len(table) >= 20 and _is_alone_first(table[column]) and table[column].nunique() <= len(table) / 5:
             return True
     return False
 

@@ -20,7 +20,7 @@ from training.config.data import Images
 from training.data.base import SPLITS, TaskData, set_aside_rows
 from training.data.files import find_column
 from training.data.image_folders import check_image_classes, open_image, read_folder
-from training.data.text import ordered_classes, read_hub
+from training.data.text import named_labels, ordered_classes, read_hub
 from training.tasks import ImageClassification
 from training.tasks.classification import read_image_processor
 from training.tasks.loading import check_class
@@ -87,11 +87,7 @@ class ImagesData(TaskData):
             raise GateError(f"{image!r} of {where} holds no images; give --data.image_column")
         if split.num_rows == 0:
             raise GateError(f"{where} is empty; expected at least one image")
-        feature, labels = split.features[label], split[label][:]
-        if isinstance(feature, datasets.ClassLabel):
-            if min(labels) < 0:
-                raise GateError(f"{where} has hidden labels; choose another")
-            labels = [feature.names[number] for number in labels]
+        labels = named_labels(split[label][:], split.features[label], where)
         own = split.select_columns(image).cast_column(image, datasets.Image(decode=False))
         own = own.rename_column(image, "image") if image != "image" else own
         return own.add_column("class", list(map(str, labels)))

@@ -20,7 +20,7 @@ from itertools import product
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from training.config.data import SyntheticDocuments, SyntheticTranslation
+from training.config.text import SyntheticDocuments, SyntheticTranslation
 from training.data.documents import TextBlocks
 from training.data.synthetic import ADJECTIVES, ADVERBS, NOUNS, PREPOSITIONS, VERBS, generated, plural, singular_verb
 from training.data.translation import Pairs, TranslationData, of_words

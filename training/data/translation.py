@@ -18,7 +18,8 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from gates.errors import GateError
 from gates.export.checkpoint import check_known
-from training.config.data import ParallelText, Subwords, TranslationOptions
+from training.config.data_base import Subwords
+from training.config.text import ParallelText, TranslationOptions
 from training.data.base import SPLITS, RunTokenBatches, WithOwnTokenizer, distinct_aside, padded
 from training.data.files import check_text, check_there, find_column, open_text
 from training.data.text import read_file, read_hub

@@ -18,7 +18,7 @@ from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedMode
 
 from gates.errors import GateError
 from training.config import Source
-from training.config.data import BleuTokenizer, SentenceLoss
+from training.config.text import BleuTokenizer, SentenceLoss
 from training.tasks.base import IGNORED, Batch, Task, encode_targets, shifted_right, tokens_of
 from training.tasks.encoder_decoder import (
     check_encoder_decoder,

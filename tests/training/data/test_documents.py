@@ -135,7 +135,7 @@ def test_text_that_cannot_be_used_is_refused(tmp_path):
         opened(str(tmp_path / "none.txt"), "b.txt")
     with pytest.raises(GateError, match="is empty"):
         opened(write(tmp_path / "a.txt"), write(tmp_path / "b.txt", " \n"))
-    with pytest.raises(GateError, match="expected at least 2 tokens"):
+    with pytest.raises(GateError, match="max_length is 1; expected at least 2"):
         Documents(train_file="a", test_file="b", max_length=1)
     with pytest.raises(GateError, match=r"--data\.test_file is not"):
         Documents(train_file="a")

@@ -165,5 +165,5 @@ def test_hub_data_name_their_tags(tmp_path):
     data = TagsData(Tags(dataset="some"))
     assert data._of_hub("train", rows) == [Tagged(["the", "king"], ["O", "B-PER"])]
     hidden = datasets.Dataset.from_dict({"tokens": [["the"]], "ner_tags": [[-1]]}, features=features)
-    with pytest.raises(GateError, match="hidden tags"):
+    with pytest.raises(GateError, match="hidden labels"):
         data._of_hub("test", hidden)
