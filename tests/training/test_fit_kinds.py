@@ -7,12 +7,7 @@ import pandas as pd
 import pytest
 import torch
 from scipy import stats
-from transformers import (
-    AutoModelForImageClassification,
-    AutoModelForTokenClassification,
-    AutoTokenizer,
-    pipeline,
-)
+from transformers import AutoModelForImageClassification, AutoModelForTokenClassification, AutoTokenizer, pipeline
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from gates import load_pruned
@@ -26,12 +21,11 @@ pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("undrawn")]
 BERT = {"model_type": "bert", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
 
 
-def fit(folder, kind, data, model, **more):
+def fit(folder, kind, data, model):
     """The directory of a run on this kind of data."""
-    options = {f"data.{name}": value for name, value in data.items()} | {
-        f"model.{name}": value for name, value in model.items()
-    }
-    options |= {"retrained": "[his]", "curve": "[]", "trainer.accelerator": "cpu", "wandb.mode": "disabled"} | more
+    groups = {"data": data, "model": model, "trainer": {"accelerator": "cpu"}, "wandb": {"mode": "disabled"}}
+    options = {f"{group}.{name}": value for group, values in groups.items() for name, value in values.items()}
+    options |= {"retrained": "[his]", "curve": "[]"}
     given = [part for name, value in options.items() for part in (f"--{name}", str(value))]
     assert main(["--data", kind, *given, "--run_dir", str(folder / "run")]) == 0
     return folder / "run"
