@@ -86,7 +86,7 @@ class SentenceFiles(MoreTests, SentenceOptions):
 
     @property
     def has_labels(self) -> bool:
-        """Whether the files have labels, in place of which a model's predictions may serve."""
+        """Whether the files have labels."""
         return True
 
 

@@ -1,14 +1,14 @@
 """``python -m training sweep FILE``: run a sweep file of W&B's format on this machine, without an account.
 
 Optuna chooses the trials; each is a ``python -m training.fit`` of its own. The same command continues a sweep that was stopped.
-The directory of a sweep::
+The directory of a sweep has
 
-    sweep.yaml         the searched options and the further arguments
-    study.db           Optuna's database, unless --storage names another
-    trials/N/          the run directory of trial N, trials/N.log its output
-    sweep.csv          one row per trial, updated after each
-    sweep.png          the metric against each option, at the end
-    best.yaml          a configuration for training.fit --config: the best trial on the selection split
+* ``sweep.yaml``: the searched options and the further arguments;
+* ``study.db``: Optuna's database, unless --storage names another;
+* ``trials/N/``: the run directory of trial N, with its output in ``trials/N.log``;
+* ``sweep.csv``: one row per trial, updated after each;
+* ``sweep.png``: the metric against each option, at the end;
+* ``best.yaml``: the configuration of the best trial on the selection split.
 """
 
 from __future__ import annotations
