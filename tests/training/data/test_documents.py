@@ -1,6 +1,5 @@
 """Running text of the user's own: files of all kinds, where documents end, and what is refused."""
 
-import gzip
 import json
 import re
 
@@ -9,17 +8,13 @@ import pytest
 import torch
 
 from gates.errors import GateError
+from tests.training.data.texts import write
 from training.config.data import Documents
 from training.data.documents import DocumentsData, set_aside, stream_documents
 from training.tasks.base import IGNORED
 
 TEXT = "One story, first line.\nIts second line.\n\nAnother story.\n   \nA third one with déjà vu.\n"
 STORIES = ["One story, first line.\nIts second line.", "Another story.", "A third one with déjà vu."]
-
-
-def write(path, content=TEXT):
-    path.write_bytes(gzip.compress(content.encode()) if path.suffix == ".gz" else content.encode())
-    return str(path)
 
 
 def opened(train, test, **settings):
@@ -92,20 +87,20 @@ def test_names_of_further_test_texts_are_those_of_columns_and_of_no_metric(name,
 
 
 def test_batches_are_padded_as_a_document_of_its_own(tmp_path):
-    data = opened(write(tmp_path / "a.txt", TEXT * 4), write(tmp_path / "b.txt"))
+    data = opened(write(tmp_path / "a.txt", TEXT * 4), write(tmp_path / "b.txt", TEXT))
     batches = list(data.test_dataloader())
     padded = next(batch for batch in batches if (batch["labels"] == IGNORED).any())
     length = int((padded["labels"][-1] != IGNORED).sum())
     assert length < 8
     assert padded["position_ids"][-1, length:].tolist() == list(range(8 - length))
     assert "attention_mask" not in padded
-    alone = opened(write(tmp_path / "a.txt", TEXT * 4), write(tmp_path / "b.txt"), packing=False)
+    alone = opened(write(tmp_path / "a.txt", TEXT * 4), write(tmp_path / "b.txt", TEXT), packing=False)
     for batch in alone.test_dataloader():
         assert torch.equal(batch["attention_mask"] == 1, batch["labels"] != IGNORED)
 
 
 def test_a_trained_tokenizer_is_taken_over_by_what_goes_on(tmp_path):
-    train, test = write(tmp_path / "a.txt", TEXT * 4), write(tmp_path / "b.txt")
+    train, test = write(tmp_path / "a.txt", TEXT * 4), write(tmp_path / "b.txt", TEXT)
     data = opened(train, test)
     data.write_files(tmp_path)
     again = DocumentsData(Documents(train_file=train, test_file=test, max_length=8, vocab_size=50))
@@ -118,7 +113,7 @@ def test_unknown_characters_of_an_evaluated_split_are_told(tmp_path):
     data = opened(write(tmp_path / "a.txt", TEXT * 4), write(tmp_path / "b.txt", "One 文 story"))
     (notice,) = data.notices
     assert "of the test split are unknown to the tokenizer" in notice
-    assert opened(write(tmp_path / "a.txt", TEXT * 4), write(tmp_path / "b.txt")).notices == []
+    assert opened(write(tmp_path / "a.txt", TEXT * 4), write(tmp_path / "b.txt", TEXT)).notices == []
 
 
 def test_a_part_is_set_aside_by_text():
@@ -134,7 +129,7 @@ def test_text_that_cannot_be_used_is_refused(tmp_path):
     with pytest.raises(GateError, match="does not exist"):
         opened(str(tmp_path / "none.txt"), "b.txt")
     with pytest.raises(GateError, match="is empty"):
-        opened(write(tmp_path / "a.txt"), write(tmp_path / "b.txt", " \n"))
+        opened(write(tmp_path / "a.txt", TEXT), write(tmp_path / "b.txt", " \n"))
     with pytest.raises(GateError, match="max_length is 1; expected at least 2"):
         Documents(train_file="a", test_file="b", max_length=1)
     with pytest.raises(GateError, match=r"--data\.test_file is not"):
@@ -143,4 +138,4 @@ def test_text_that_cannot_be_used_is_refused(tmp_path):
         Documents()
     pd.DataFrame({"text": ["a", None]}).to_parquet(tmp_path / "a.parquet")
     with pytest.raises(GateError, match="'text' of document 2 of the train split is None"):
-        opened(str(tmp_path / "a.parquet"), write(tmp_path / "b.txt"))
+        opened(str(tmp_path / "a.parquet"), write(tmp_path / "b.txt", TEXT))

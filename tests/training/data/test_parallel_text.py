@@ -1,4 +1,3 @@
-import gzip
 import json
 
 import pytest
@@ -6,6 +5,7 @@ import pytest
 import training.data.translation
 import training.runs.hashing
 from gates.errors import GateError
+from tests.training.data.texts import write
 from training.config.data import ParallelText
 from training.data.translation import Pairs, ParallelTextData, read_lines, set_aside
 
@@ -17,13 +17,10 @@ OTHER = {"vocab_size": 100, "max_length": 60}
 
 @pytest.fixture
 def files(tmp_path):
-    def write(name, lines):
-        path = tmp_path / name
-        content = "".join(f"{line}\n" for line in lines).encode("utf-8")
-        path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-        return str(path)
+    def write_lines(name, lines):
+        return write(tmp_path / name, "".join(f"{line}\n" for line in lines))
 
-    return write
+    return write_lines
 
 
 def aligned(files, source=SOURCE, target=TARGET, **more):

@@ -7,16 +7,12 @@ import pandas as pd
 import pytest
 
 from gates.errors import GateError
+from tests.training.data.texts import write
 from training.config.data import Documents
 from training.data.documents import TextStream, open_streams
 
 TEXTS = [f"Story {number}, \u201cdéjà vu\u201d.\nIt has {number} lines, or 2." for number in range(40)]
 LINES = [text.replace("\n", " ") for text in TEXTS]
-
-
-def write(path, content):
-    path.write_bytes(gzip.compress(content.encode()) if path.suffix == ".gz" else content.encode())
-    return str(path)
 
 
 def told(file, **more):

@@ -1,6 +1,5 @@
 """Words with tags: what files hold, where labels stand, and what is refused."""
 
-import gzip
 import json
 
 import datasets
@@ -8,6 +7,7 @@ import pytest
 from transformers import BertTokenizerFast
 
 from gates.errors import GateError
+from tests.training.data.texts import write
 from training.config.data import Tags
 from training.data.synthetic import build_tokenizer
 from training.data.tagged_files import Tagged, check_tags, read_tagged
@@ -22,12 +22,6 @@ CONLLU = (
 )
 
 
-def written(folder, name, text):
-    path = folder / name
-    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
-    return str(path)
-
-
 def lines(*sentences):
     """Sentences as word/tag texts in CoNLL columns."""
     return "\n\n".join("\n".join(word.replace("/", "\t") for word in own.split()) for own in sentences) + "\n"
@@ -35,7 +29,7 @@ def lines(*sentences):
 
 def opened(folder, train, test=None, tokenizer=None, stated=None, **more):
     (tokenizer or build_tokenizer()).save_pretrained(folder / "tokenizer")
-    files = {"train_file": written(folder, "train.conll", train), "test_file": written(folder, "test.conll", test or train)}
+    files = {"train_file": write(folder / "train.conll", train), "test_file": write(folder / "test.conll", test or train)}
     data = TagsData(Tags(**files, select_file=files["test_file"], tokenizer=str(folder / "tokenizer"), **more))
     data.build(None, stated)
     return data
@@ -43,7 +37,7 @@ def opened(folder, train, test=None, tokenizer=None, stated=None, **more):
 
 @pytest.mark.parametrize("name", ["a.conll", "a.txt", "a.bio.gz"])
 def test_conll_columns(tmp_path, name):
-    found = read_tagged(written(tmp_path, name, CONLL), OPTIONS)
+    found = read_tagged(write(tmp_path / name, CONLL), OPTIONS)
     assert found == [Tagged(["the", "king"], ["O", "B-PER"]), Tagged(["fox", "sees", "#"], ["B-ANI", "O", "O"])]
     of_second = Tags(train_file="a", test_file="b", tags_column="2")
     assert read_tagged(str(tmp_path / name), of_second)[0].tags == ["DT", "NN"]
@@ -52,13 +46,13 @@ def test_conll_columns(tmp_path, name):
 @pytest.mark.parametrize(("column", "tags"), [(None, ["ADP", "DET", "NOUN"]), ("xpos", ["APPR", "ART", "NN"])])
 def test_conllu_has_syntactic_words(tmp_path, column, tags):
     options = Tags(train_file="a", test_file="b", tags_column=column)
-    assert read_tagged(written(tmp_path, "a.conllu.gz", CONLLU), options) == [Tagged(["zu", "dem", "Ort"], tags)]
+    assert read_tagged(write(tmp_path / "a.conllu.gz", CONLLU), options) == [Tagged(["zu", "dem", "Ort"], tags)]
 
 
 def test_lists_of_words_and_tags(tmp_path):
     rows = [{"tokens": ["the", "king"], "ner_tags": ["O", "B-PER"], "id": 1}, {"tokens": ["fox"], "ner_tags": ["O"], "id": 2}]
     found = [Tagged(["the", "king"], ["O", "B-PER"]), Tagged(["fox"], ["O"])]
-    assert read_tagged(written(tmp_path, "a.jsonl", "\n".join(map(json.dumps, rows))), OPTIONS) == found
+    assert read_tagged(write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows))), OPTIONS) == found
     datasets.Dataset.from_list(rows).to_parquet(tmp_path / "a.parquet")
     assert read_tagged(str(tmp_path / "a.parquet"), OPTIONS) == found
 
@@ -83,7 +77,7 @@ def test_lists_of_words_and_tags(tmp_path):
 )
 def test_what_a_file_lacks_is_told_with_its_place(tmp_path, name, text, said):
     with pytest.raises(GateError, match=said):
-        read_tagged(written(tmp_path, name, text), OPTIONS)
+        read_tagged(write(tmp_path / name, text), OPTIONS)
 
 
 def test_tags_of_training_are_all_there_are():

@@ -7,6 +7,7 @@ from datasets import Dataset
 from transformers import BertConfig
 
 from gates.errors import GateError
+from tests.training.data import texts
 from training.config.data import Text
 from training.data.synthetic import build_tokenizer
 from training.data.text import TextData, read_file, set_aside
@@ -16,13 +17,7 @@ ROWS = [("the fox sees the basil", "1"), ("a \"quoted, word' here", "0"), ("NA",
 
 
 def write(path, rows=ROWS, header=("sentence", "label"), separator="\t"):
-    lines = ([separator.join(header)] if header else []) + [separator.join(row) for row in rows]
-    text = "\n".join(lines) + "\n"
-    if path.suffix == ".gz":
-        path.write_bytes(gzip.compress(text.encode()))
-    else:
-        path.write_text(text, encoding="utf-8")
-    return str(path)
+    return texts.write(path, "".join(f"{separator.join(row)}\n" for row in (header, *rows)))
 
 
 @pytest.fixture
