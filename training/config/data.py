@@ -302,8 +302,6 @@ class Images(HubSplits, ClassificationOptions):
 
 # Words with a tag each.
 
-TagMetric = Literal["token_accuracy", "entity_f1"]
-
 
 @dataclass(frozen=True)
 class Tags(FilesOrHub, SentenceOptions):
@@ -327,7 +325,7 @@ class Tags(FilesOrHub, SentenceOptions):
 
     words_column: str | None = None
     tags_column: str | None = None
-    metric: TagMetric = "token_accuracy"
+    metric: Literal["token_accuracy", "entity_f1"] = "token_accuracy"
     skip_long_sentences: bool = False
     tokenizer: HubName | None = None
 

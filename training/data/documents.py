@@ -391,9 +391,6 @@ def _column_of_stream(name: str, rows: IterableDataset, options: Documents) -> s
 #
 # Block i of the stream is a function of the data, the seed and i. A resumed run reads up to the block that it stopped at.
 
-FAR = 1000
-"""The number of blocks to skip from which on progress is shown."""
-
 
 def documents_data(options: Documents) -> TextBlocks:
     """Return the data module of documents that are read whole or as a stream."""
@@ -413,7 +410,7 @@ class StreamedRows:
         if self._rows is None or number < self._next:
             self._rows, self._next = self.begin(), 0
         between = range(self._next, number)
-        for _ in progress.track(between, "skipping blocks of earlier training") if len(between) >= FAR else between:
+        for _ in progress.track(between, "skipping blocks of earlier training") if len(between) >= 1000 else between:
             next(self._rows)
         self._next = number + 1
         return next(self._rows)

@@ -188,7 +188,8 @@ def check_label_headers(tables: Mapping[str, pd.DataFrame], labels: Mapping[str,
     for split, table in tables.items():
         classes = table[labels[split]]
         first_rows[split], times[split] = list(table.iloc[0]), int((classes == classes.iloc[0]).sum())
-        if classes.nunique() > 2 and _is_alone_first(classes):
+        alone = (classes.value_counts() == 1).sum() == times[split] == 1  # no other class occurs once
+        if classes.nunique() > 2 and alone:
             raise GateError(_has_header(Path(files[split]), table))
     for one, other in combinations(tables, 2):
         is_same_file = Path(files[one]).resolve() == Path(files[other]).resolve()
@@ -217,12 +218,6 @@ def _begins_with_header(table: pd.DataFrame, columns: list[str]) -> bool:
         if len(others) and not _are_numbers(table[column].iloc[:1]) and _are_numbers(others.iloc[:20]) and _are_numbers(others):
             return True
     return False
-
-
-def _is_alone_first(values: pd.Series) -> bool:
-    """Return whether the first value occurs nowhere else, and no other value occurs once."""
-    counts = values.value_counts()
-    return bool(counts[values.iloc[0]] == 1 and (counts == 1).sum() == 1)
 
 
 def _are_numbers(values: pd.Series) -> bool:

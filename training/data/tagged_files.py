@@ -19,8 +19,6 @@ COLUMN_FILES = (".conll", ".txt", ".tsv", ".bio", ".iob", ".iob2")
 LIST_FILES = (".jsonl", ".parquet")
 TAGS_OF_CONLLU = {"upos": 3, "xpos": 4, "deprel": 7}
 """Columns of CoNLL-U with tags, from 0."""
-WORD_COLUMNS = ("tokens", "words")
-TAG_COLUMNS = ("tags", "ner_tags", "upos", "pos_tags", "labels")
 
 
 class Tagged(NamedTuple):
@@ -52,8 +50,9 @@ def read_tagged(file: str, options: Tags) -> list[Tagged]:
 
 def choose_lists(where: str, columns: Sequence[str], options: Tags) -> tuple[str, str]:
     """Return the names of the columns of words and of tags."""
-    words = find_column(where, "words", columns, options.words_column, WORD_COLUMNS)
-    return words, find_column(where, "tags", columns, options.tags_column, TAG_COLUMNS)
+    usual = ("tags", "ner_tags", "upos", "pos_tags", "labels")
+    words = find_column(where, "words", columns, options.words_column, ("tokens", "words"))
+    return words, find_column(where, "tags", columns, options.tags_column, usual)
 
 
 def tagged_lists(words: Sequence[Any], tags: Sequence[Any], where: str) -> list[Tagged]:
