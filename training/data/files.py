@@ -123,7 +123,7 @@ def refuse_empty_labels(file: str, table: pd.DataFrame, column: str) -> None:
     """Raise :class:`GateError` for an example without a label."""
     empty = (table[column].map(str).str.strip() == "").to_numpy()
     if empty.any():
-        where = f"{table.index.name} {table.index[empty.argmax()]} of {file!r}"
+        where = f"{table.index.name} {table.index[int(empty.argmax())]} of {file!r}"
         raise GateError(f"{where} has an empty label in the column {column!r}; give every example a label")
 
 

@@ -193,13 +193,12 @@ class SentenceReader(SentenceData):
         }
         for name, file in options.files.items():
             refuse_broken_quotes(file, tables[name], options.quoting)
-        if not options.has_labels:
-            return {name: Dataset.from_pandas(table, preserve_index=False) for name, table in tables.items()}
-        labels = {name: choose_columns(name, list(table.columns), options)["label"] for name, table in tables.items()}
-        if options.columns is not None and options.check_header:
-            check_label_headers(tables, labels, options.files)
-        for name, table in tables.items():
-            refuse_empty_labels(options.files[name], table, labels[name])
+        if options.has_labels:
+            labels = {name: choose_columns(name, list(table.columns), options)["label"] for name, table in tables.items()}
+            if options.columns is not None and options.check_header:
+                check_label_headers(tables, labels, options.files)
+            for name, table in tables.items():
+                refuse_empty_labels(options.files[name], table, labels[name])
         return {name: Dataset.from_pandas(table, preserve_index=False) for name, table in tables.items()}
 
     def _choose_columns(self, name: str, split: Dataset) -> Dataset:

@@ -44,12 +44,6 @@ def test_ctrl_c_says_how_to_go_on(capsys, stop):
     assert ends(raising(stop), capsys) == (130, "stopped; start again\n")
 
 
-def test_a_file_that_cannot_be_written_is_named(capsys, tmp_path):
-    code, said = ends(lambda options: (tmp_path / "none" / "file").write_text("text"), capsys)
-    assert code == 2
-    assert said == f"error: {str(tmp_path / 'none' / 'file')!r} cannot be read or written: No such file or directory\n"
-
-
 def test_tables_that_are_piped_are_not_cut(capsys, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     assert stdout().width == PIPED_WIDTH
@@ -84,6 +78,7 @@ def test_a_full_disk_is_known_by_whatever_library_finds_it(capsys):
 @pytest.mark.parametrize(
     ("number", "mended"),
     [
+        (errno.ENOENT, "No such file or directory"),
         (errno.EROFS, "Read-only file system; give a place that can be written to"),
         (errno.EACCES, "Permission denied; see to its permissions, or give another place"),
     ],

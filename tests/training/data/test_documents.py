@@ -38,16 +38,10 @@ def test_documents_of_a_text_file_end_where_it_is_said(tmp_path, documents, expe
         assert list(stream_documents(write(tmp_path / name, text), documents)) == expected
 
 
-def test_files_with_columns_have_a_document_in_each_row(tmp_path):
-    lines = [json.dumps({"id": row, "text": text}) for row, text in enumerate(STORIES)]
-    write(tmp_path / "a.jsonl.gz", "\n".join(lines))
-    pd.DataFrame({"story": STORIES}).to_parquet(tmp_path / "a.parquet")
-    texts = []
-    for name in ("a.jsonl.gz", "a.parquet"):
-        data = DocumentsData(Documents(train_file=str(tmp_path / name), test_file=str(tmp_path / name)))
-        texts.append(data.load_documents())
-        assert texts[-1]["test"] == STORIES
-    assert texts[0] == texts[1]
+def test_the_only_column_has_the_documents_unless_one_is_named(tmp_path):
+    file = str(tmp_path / "a.parquet")
+    pd.DataFrame({"story": STORIES}).to_parquet(file)
+    assert DocumentsData(Documents(train_file=file, test_file=file)).load_documents()["test"] == STORIES
     data = DocumentsData(Documents(train_file=str(tmp_path / "a.parquet"), test_file="b.txt", text_column="text"))
     with pytest.raises(GateError, match=r"no column 'text' for the text; it has 'story'"):
         data.load_documents()

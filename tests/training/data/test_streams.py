@@ -15,12 +15,9 @@ TEXTS = [f"Story {number}, \u201cdéjà vu\u201d.\nIt has {number} lines, or 2."
 LINES = [text.replace("\n", " ") for text in TEXTS]
 
 
-def told(file, **more):
-    return Documents(train_file=str(file), test_file=str(file), streaming=True, train_blocks=8, **more)
-
-
 def texts_of(file, seed=None, buffer=1, **more):
-    return list(open_streams(told(file, **more))["train"].texts(seed, buffer))
+    options = Documents(train_file=str(file), test_file=str(file), **({"streaming": True, "train_blocks": 8} | more))
+    return list(open_streams(options)["train"].texts(seed, buffer))
 
 
 @pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl", "a.jsonl.gz", "a.parquet"])
@@ -32,7 +29,7 @@ def test_texts_of_every_format_come_as_they_are(tmp_path, name):
         write(file, "".join(json.dumps(row) + "\n" for row in table.to_dict("records")))
     else:
         table.to_parquet(file)
-    assert texts_of(file) == TEXTS
+    assert texts_of(file) == texts_of(file, streaming=False, train_blocks=None) == TEXTS
 
 
 def test_the_order_is_that_of_the_seed(tmp_path):
