@@ -102,7 +102,6 @@ def test_pairs_that_do_not_fit_are_left_out_of_training_only(files):
         ({"train_source": "nowhere.en"}, "'nowhere.en' does not exist"),
         ({"train_file": "x.tsv"}, "both given"),
         ({"max_ratio": 0.5}, "max_ratio is 0.5"),
-        ({"beam_splits": ["train"]}, "beam_splits names 'train'"),
     ],
 )
 def test_bad_input_is_named_in_one_sentence(change, said, files):
