@@ -8,22 +8,11 @@ import pytest
 
 from gates.errors import GateError
 from training.cli.command_line import COMPARISON_GROUPS, GROUPS
-from training.config import (
-    LARGEST_SEED,
-    Distillation,
-    EndOfRun,
-    Gating,
-    Optimisation,
-    Phases,
-    PrunerOptions,
-    RunOptions,
-    ScratchTraining,
-    Source,
-    WeightsKept,
-)
+from training.config import EndOfRun, PrunerOptions, RunOptions, ScratchTraining, Source, WeightsKept
 from training.config.checks import check_values
 from training.config.data import ParallelText, Synthetic, Text
-from training.config.run import TrainerOptions
+from training.config.model import Distillation, Gating, Optimisation, Phases
+from training.config.run import LARGEST_SEED, TrainerOptions
 from training.pruner.module import HeadPruner
 
 NEW = {"from_scratch": {"model_type": "bert"}}

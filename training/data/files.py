@@ -154,8 +154,6 @@ def choose_columns(split: str, columns: list[str], options: SentenceFiles) -> di
             near = [column for column in columns if column.lower() in names and column not in found.values()]
             if len(near) == 1:
                 found[name] = near[0]
-            elif not near and found.get("pair", "").lower() in names:  # refused below
-                found[name] = found["pair"]
     left = [column for column in columns if column not in found.values()]
     for name in usual:
         if name not in found and len(left) == 1 and len(columns) == len(usual):

@@ -182,4 +182,4 @@ def test_a_length_that_leaves_nothing_of_a_text_is_refused(tmp_path, data, pair,
 def test_the_sentence_is_no_second_sentence(tmp_path, data):
     write(tmp_path / "train.tsv")
     with pytest.raises(GateError, match="one column in two roles"):
-        data(test="train.tsv", pair_column="sentence").build(None)
+        data(test="train.tsv", text_column="sentence", pair_column="sentence").build(None)
