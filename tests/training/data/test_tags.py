@@ -4,14 +4,15 @@ import json
 
 import datasets
 import pytest
-from transformers import BertTokenizerFast
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import BertTokenizerFast, PreTrainedTokenizerFast
 
 from gates.errors import GateError
 from tests.training.data.texts import write
 from training.config.data import Tags
 from training.data.synthetic import build_tokenizer
 from training.data.tagged_files import Tagged, check_tags, read_tagged
-from training.data.tags import TagsData
+from training.data.tags import TagsData, encode_words
 from training.tasks.base import IGNORED
 
 OPTIONS = Tags(train_file="a", test_file="b")
@@ -161,3 +162,38 @@ def test_hub_data_name_their_tags(tmp_path):
     hidden = datasets.Dataset.from_dict({"tokens": [["the"]], "ner_tags": [[-1]]}, features=features)
     with pytest.raises(GateError, match="hidden labels"):
         data._of_hub("test", hidden)
+
+
+# -- words and the pieces that they are cut into --
+
+
+def make_tokenizer(*, spaces):
+    """One token per letter between special tokens; with spaces, a mark of its own for the space before a word."""
+    letters = ["Ġ", *"abc"] if spaces else [*"abc", "##a", "##b", "##c"]
+    vocabulary = {token: number for number, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *letters])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []) if spaces else models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False) if spaces else pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]")
+
+
+def test_every_piece_has_its_word():
+    tokenizer = make_tokenizer(spaces=False)
+    (pieces,) = encode_words(tokenizer, [["ab", "c", " ", "cc"]], None)  # the third has no piece
+    assert tokenizer.convert_ids_to_tokens(pieces.ids) == ["[CLS]", "a", "##b", "c", "c", "##c", "[SEP]"]
+    assert pieces.words == [-1, 0, 0, 1, 3, 3, -1]
+
+
+def test_words_behind_a_space_keep_it():
+    tokenizer = make_tokenizer(spaces=True)
+    (pieces,) = encode_words(tokenizer, [["ab", "c"]], None)
+    assert tokenizer.convert_ids_to_tokens(pieces.ids) == ["[CLS]", "a", "b", "Ġ", "c", "[SEP]"]
+    assert pieces.words == [-1, 0, 0, 1, 1, -1]
+
+
+def test_sentences_that_are_too_long_or_without_a_piece_are_left_out():
+    tokenizer = make_tokenizer(spaces=True)
+    found = encode_words(tokenizer, [["ab"], ["abc"], ["z"]], 4)
+    assert [pieces is None for pieces in found] == [False, True, True]

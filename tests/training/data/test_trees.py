@@ -4,7 +4,7 @@ import pytest
 
 from gates.errors import GateError
 from tests.training.data.texts import write
-from training.data.trees import read_treebank, relations_of
+from training.data.trees import read_lines, read_treebank, relations_of
 
 
 def row(number, form, head, relation, *, features="_"):
@@ -64,3 +64,10 @@ def test_relations_by_frequency_or_as_asked_for(tmp_path):
     assert relations_of(trees, ["punct"]) == ["punct"]  # left out only where nothing is asked for
     with pytest.raises(GateError, match="the treebank has no relation 'dobj'; it has advmod, nsubj, punct, root"):
         relations_of(trees, ["nsubj", "dobj"])
+
+
+def test_lines_of_texts(tmp_path):
+    (tmp_path / "texts.txt").write_text("one two\n\n three \n")
+    assert read_lines(str(tmp_path / "texts.txt")) == ["one two", "three"]
+    with pytest.raises(GateError, match="does not exist"):
+        read_lines(str(tmp_path / "none.txt"))
