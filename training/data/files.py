@@ -84,7 +84,7 @@ def _read_lines(path: Path, columns: list[str] | None, quoting: bool | None, *, 
             continue
         if blank and not may_skip:
             raise GateError(f"line {blank} of {str(path)!r} is blank; remove it, or give it both sides")
-        if header is columns and not lines:
+        if header is columns and not lines:  # the first row
             _refuse_other_separator(path, separator, row, columns)
         if header is None:
             header = row
