@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import chain, count, islice
-from pathlib import Path
 from typing import Any
 
 import datasets
@@ -22,7 +21,7 @@ from gates.errors import GateError, first_line
 from gates.export.checkpoint import check_known
 from training.config.text import DocumentOptions, Documents, DocumentsAre
 from training.data.base import StreamBatches, WithOwnTokenizer, distinct_aside, padded, with_more_tests
-from training.data.files import check_text, check_there, find_column, open_text
+from training.data.files import check_text, check_there, ending_of, find_column, open_text
 from training.data.text import read_file, read_hub
 from training.data.translation import train_subwords
 from training.runs import progress
@@ -316,7 +315,7 @@ def _text_of_split(name: str, split: Dataset, options: Documents) -> TextStream:
 
 
 def _text_of_file(name: str, file: str, options: Documents) -> TextStream:
-    if Path(file.removesuffix(".gz")).suffix != ".txt":
+    if ending_of(file) != ".txt":
         return _text_of_split(name, read_file(file), options)
     check_there(file, name)
     check_text(file)
@@ -325,7 +324,7 @@ def _text_of_file(name: str, file: str, options: Documents) -> TextStream:
 
 def _stream_of_file(name: str, file: str, options: Documents) -> TextStream:
     check_there(file, name)
-    ending = Path(file.removesuffix(".gz")).suffix
+    ending = ending_of(file)
     if ending == ".txt":
         given = {"file": file, "documents": options.documents}
         rows = IterableDataset.from_generator(_rows_of_text, Features({"text": Value("string")}), given)

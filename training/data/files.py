@@ -48,7 +48,7 @@ def read_table(
     """
     path = Path(file)
     check_there(file)
-    ending = _ending(path)
+    ending = ending_of(path)
     kind = FORMATS.get(ending.lower())
     if kind is None:
         raise GateError(
@@ -115,7 +115,7 @@ def _refuse_other_separator(path: Path, separator: str, row: Sequence[str], colu
     if others and (columns is None or len(columns) > 1):
         raise GateError(
             f"the first line of {str(path)!r} is {row[0][:60]!r}, with {names[others[0]]} between its columns; expected "
-            f"{names[separator]} in a {_ending(path)} file; save it with {names[separator]}"
+            f"{names[separator]} in a {ending_of(path)} file; save it with {names[separator]}"
         )
 
 
@@ -252,13 +252,14 @@ def refuse_broken_quotes(file: str, table: pd.DataFrame, quoting: bool | None) -
         )
 
 
-def _ending(path: Path) -> str:
-    return path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+def ending_of(file: str | Path) -> str:
+    """Return the ending of a file without ``.gz``, such as ``.csv``."""
+    return Path(str(file).removesuffix(".gz")).suffix
 
 
 def _dialect(path: Path, quoting: bool | None) -> tuple[str, Literal[0, 3]]:
     """Return the separator, and csv's constant for quoting."""
-    comma = _ending(path) == ".csv"
+    comma = ending_of(path) == ".csv"
     return "," if comma else "\t", csv.QUOTE_MINIMAL if (comma if quoting is None else quoting) else csv.QUOTE_NONE
 
 

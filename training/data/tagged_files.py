@@ -6,14 +6,13 @@ This module does not load PyTorch, so a wrong file is refused at once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gates.errors import GateError
 from training.config.data import Tags
-from training.data.files import check_text, check_there, find_column, open_text, read_table
+from training.data.files import check_text, check_there, ending_of, find_column, open_text, read_table
 
 COLUMN_FILES = (".conll", ".txt", ".tsv", ".bio", ".iob", ".iob2")
 LIST_FILES = (".jsonl", ".parquet")
@@ -31,7 +30,7 @@ class Tagged(NamedTuple):
 def read_tagged(file: str, options: Tags) -> list[Tagged]:
     """Read the sentences of a local file in the format of its ending."""
     check_there(file)
-    ending = Path(file.removesuffix(".gz")).suffix.lower()
+    ending = ending_of(file).lower()
     if ending in LIST_FILES:
         table = read_table(file)
         words, tags = choose_lists(repr(file), [str(name) for name in table.columns], options)
