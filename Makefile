@@ -31,7 +31,7 @@ test-oldest:  ## the library and short runs on the oldest PyTorch and Transforme
 		tests/gates/attention tests/gates/gating tests/gates/scores tests/gates/surgery tests/gates/recovery/test_refit.py \
 		tests/gates/export/test_checkpoint.py tests/gates/export/test_kv_cache.py tests/gates/export/test_stock.py \
 		tests/gates/test_architectures.py tests/gates/test_trainer.py tests/gates/test_model.py \
-		tests/training/test_fit_architectures.py tests/training/test_fit_images.py tests/training/test_fit_tags.py \
+		tests/training/test_fit_architectures.py tests/training/test_fit_kinds.py \
 		tests/training/test_fit_causal_lm.py tests/training/test_fit_translation.py
 
 check: $(DEV)  ## style, types and imports

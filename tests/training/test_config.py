@@ -7,24 +7,12 @@ from typing import get_args, get_type_hints
 import pytest
 
 from gates.errors import GateError
-from tests.training.runs import make_pruner
 from training.cli.command_line import COMPARISON_GROUPS, GROUPS
-from training.config import (
-    LARGEST_SEED,
-    Distillation,
-    EndOfRun,
-    Gating,
-    Optimisation,
-    Phases,
-    PrunerOptions,
-    RunOptions,
-    ScratchTraining,
-    Source,
-    WeightsKept,
-)
+from training.config import EndOfRun, PrunerOptions, RunOptions, ScratchTraining, Source, WeightsKept
 from training.config.checks import check_values
 from training.config.data import ParallelText, Synthetic, Text
-from training.config.run import TrainerOptions
+from training.config.model import Distillation, Gating, Optimisation, Phases
+from training.config.run import LARGEST_SEED, TrainerOptions
 from training.pruner.module import HeadPruner
 
 NEW = {"from_scratch": {"model_type": "bert"}}
@@ -159,22 +147,3 @@ def test_no_option_takes_what_its_type_would_let_pass(group, prefix):
                 with pytest.raises(GateError, match=f"--{prefix}{name} "):
                     check_values(group, {name: value}, prefix)
     check_values(group, {field.name: field.default for field in fields(group) if field.default is not MISSING}, prefix)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"budget": 99}, "99"),
-        ({"budget": {"decoder": 2}}, "'decoder'"),
-        ({"budget": None, "price": {"cross": 0.1}}, "'cross'"),
-        ({"minimum_per_layer": 2}, "needs 4 heads"),
-        ({"from_scratch": {"model_type": "telepathy"}}, "telepathy"),
-        ({"from_scratch": {"model_type": "bert", "hidden_size": 10, "num_attention_heads": 4}}, "hidden size"),
-        ({"anneal": 0.9}, "anneal is 0.9; expected a temperature above 0 and at most"),
-        ({"straight_through_from": 2.0}, "straight_through_from is 2.0; expected a share"),
-    ],
-)
-def test_settings_that_do_not_fit_the_model_are_named(settings, message):
-    """These are checked by what they are for, once there is a model."""
-    with pytest.raises(GateError, match=message):
-        make_pruner(**settings)

@@ -36,7 +36,8 @@ from training.config import (
     WeightsKept,
 )
 from training.config.checks import is_text
-from training.config.data import KINDS, Data
+from training.config.data import KINDS
+from training.config.data_base import Data
 from training.config.paths import LocalPath
 from training.config.run import LatencyOptions, TrainerOptions
 from training.config.yaml_text import check_yaml, read_yaml

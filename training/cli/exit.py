@@ -113,8 +113,6 @@ PIPED_WIDTH = 160
 """The number of columns without a terminal."""
 LOST = re.compile(r"(gloo|NCCL).*?(Connection closed by peer|Connection reset by peer|Broken pipe|remote process exited)", re.S)
 """The errors of PyTorch's back ends when another process is gone."""
-MOMENT = 0.05
-"""The seconds within which a destructor ends."""
 
 
 def stdout() -> Console:
@@ -232,7 +230,7 @@ def stopped_in_destructors() -> Iterator[None]:
         if not issubclass(lost.exc_type, KeyboardInterrupt):
             before(lost)
             return
-        waiting.append(threading.Timer(MOMENT, os.kill, (os.getpid(), signal.SIGINT)))
+        waiting.append(threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)))
         waiting[-1].daemon = True
         waiting[-1].start()
 

@@ -7,13 +7,11 @@ from typing import Literal
 
 from jsonargparse import ArgumentParser
 
-from training.config.data import BleuTokenizer
 from training.config.paths import HubName, LocalPath
+from training.config.text import BleuTokenizer
 
 Format = Literal["stock", "pruned", "masked", "gates", "onnx"]
 Padding = Literal["fewest", "fastest"]
-ConvertedForm = Literal["pruned", "masked"]
-"""None of the families that Transformers 4 pruned has a stock class with fewer heads of the same width."""
 EXPERIMENTS = (
     "ablate", "one-per-layer", "by-kind", "causal", "relevance", "roles", "survival", "domains", "through-training",
 )  # fmt: skip
@@ -215,7 +213,7 @@ def convert_parser() -> ArgumentParser:
     add("--output", type=LocalPath | None, help="The directory to create (default: OLD_DIR-converted).")
     add(
         "--form",
-        type=ConvertedForm,
+        type=Literal["pruned", "masked"],  # no family that Transformers 4 pruned has a stock class with fewer heads
         default="pruned",
         help="pruned: heads gone, loads with trust_remote_code=True; masked: dense with zeros, loads with stock classes.",
     )

@@ -104,20 +104,15 @@ def check_run(line: CommandLine) -> None:
         setup.within(LatencyTable.read(setup.model.latency_table))  # raises
     if isinstance(setup.data, Tags):
         _check_one_prediction(methods)
-    check_places(setup)
+    check_places(line)
 
 
-def check_latency(line: CommandLine) -> None:
-    """Raise :class:`GateError` for files and folders that are not there."""
-    check_places(line.setup)
-
-
-def check_places(setup: Setup) -> None:
+def check_places(line: CommandLine) -> None:
     """Raise :class:`GateError` for files and folders that are not there. Work offline if the hub does not answer."""
-    backbone, data = setup.model.backbone, setup.data
+    backbone, data = line.setup.model.backbone, line.setup.data
     if backbone is not None:
         _check_folder(backbone)
-    for split, file in _files_of(setup):
+    for split, file in _files_of(line.setup):
         check_there(file, split)
     names = (backbone, getattr(data, "dataset", None), getattr(data, "tokenizer", None))
     elsewhere = [name for name in names if name is not None and not Path(name).exists()]

@@ -32,9 +32,8 @@ IN_THE_CELL = (
 WITHOUT_EFFECT = (
     "experiments", "list_methods", "launcher", "ray_", "data.init_args.eval_batch_size", "trainer.accelerator",
 )  # fmt: skip
-FREE_YET_DECISIVE = {"ckpt_path", "from_scratch_epochs", "from_scratch_learning_rate"}
-"""Options that may change when a run is resumed, and that change results."""
-FREE = ({*FREE_WHEN_RESUMED} - FREE_YET_DECISIVE) | {*IN_THE_CELL, *WITHOUT_EFFECT}
+FREE = {*FREE_WHEN_RESUMED, *IN_THE_CELL, *WITHOUT_EFFECT} - {"ckpt_path", "from_scratch_epochs", "from_scratch_learning_rate"}
+"""Those that may change when a run is resumed count if they change results."""
 
 
 def check_comparable(paths: Sequence[Path], tables: Sequence[pd.DataFrame]) -> None:

@@ -136,7 +136,7 @@ COMMANDS = {
         "training.commands.latency:measure_latency",
         groups=((LatencyOptions, ""), *GROUPS),
         hidden=RUN_ONLY_OPTIONS,
-        check="training.commands.preflight:check_latency",
+        check="training.commands.preflight:check_places",
     ),
 }
 

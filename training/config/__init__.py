@@ -8,12 +8,8 @@ from training.config.comparison import ComparisonOptions, LauncherOptions
 from training.config.model import (
     BudgetOption,
     Decay,
-    Distillation,
     DistilWeights,
     DrawSearch,
-    Gating,
-    Optimisation,
-    Phases,
     PriceOption,
     PrunerOptions,
     RefitSearch,
@@ -21,23 +17,18 @@ from training.config.model import (
     Source,
     SwapSearch,
 )
-from training.config.run import LARGEST_SEED, EndOfRun, Existing, RunOptions, ScratchTraining, WandbOptions, WeightsKept
+from training.config.run import EndOfRun, Existing, RunOptions, ScratchTraining, WandbOptions, WeightsKept
 from training.config.setup import Setup, group_at, group_of
 
 __all__ = [
-    "LARGEST_SEED",
     "BudgetOption",
     "ComparisonOptions",
     "Decay",
     "DistilWeights",
-    "Distillation",
     "DrawSearch",
     "EndOfRun",
     "Existing",
-    "Gating",
     "LauncherOptions",
-    "Optimisation",
-    "Phases",
     "PriceOption",
     "PrunerOptions",
     "RefitSearch",

@@ -82,8 +82,7 @@ class ComparisonOptions:
     def __post_init__(self) -> None:
         # YAML splits a list at the commas between a method's parameters.
         text = self.methods if isinstance(self.methods, str) else ",".join(map(str, split(self.methods)))
-        names = split_methods(text)
-        self.all_methods.extend(str(name).strip() for name in names if str(name).strip())
+        self.all_methods.extend(filter(None, split_methods(text)))
         self.all_seeds.extend(parse_seeds(split(self.seeds)))
         self.all_stages.extend(parse_stages(split(self.stages)))
         self.all_prices.extend(parse_prices([] if self.prices is None else split(self.prices)))

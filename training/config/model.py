@@ -42,7 +42,6 @@ BudgetOption = GivenBudget | TimeLimit
 """A budget, with a limit by a latency table of the model in place of a time."""
 PriceOption = float | dict[str, float]
 Decay = Literal["linear", "noam"]
-WeightType = Literal["float32", "bfloat16"]
 FREEZING = ("freeze", "freeze_while_pruning")
 
 
@@ -63,7 +62,7 @@ class Source:
     from_scratch: dict[str, Any] | None = None
     trust_remote_code: bool = False
     allow_pickle: bool = False
-    dtype: WeightType = "float32"
+    dtype: Literal["float32", "bfloat16"] = "float32"
 
     def __post_init__(self) -> None:
         if self.backbone is None and self.from_scratch is None:

@@ -146,10 +146,6 @@ class WandbOptions:
 
 
 PRECISIONS = ("32-true", "64-true", "bf16-mixed", "16-mixed", "transformer-engine", "transformer-engine-float16")
-SHORT_PRECISIONS = ("32", "64", "bf16", "16")
-"""Other names of the first four precisions."""
-SHARDING = ("fsdp", "deepspeed", "model_parallel")
-"""The prefixes of Lightning's strategies that shard a model over devices."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +200,7 @@ class TrainerOptions:
         check_range(self, "num_nodes", *devices, most=4096, prefix="--trainer.")  # Lightning makes a list of them
         if self.accelerator == "mps":
             raise GateError("--trainer.accelerator is mps, which has no float64 for prices and scores; give cpu")
-        if self.strategy.startswith(SHARDING):
+        if self.strategy.startswith(("fsdp", "deepspeed", "model_parallel")):
             raise GateError(
                 f"--trainer.strategy is {self.strategy}, which shards a model; expected ddp; for sharding, write a training "
                 "loop with gates.replicate_"
@@ -214,6 +210,7 @@ class TrainerOptions:
                 f"--trainer.precision is {self.precision}, which rounds weight updates, labels and sums; use bf16-mixed or "
                 "16-mixed, or --model.dtype bfloat16 to learn gates alone on frozen weights"
             )
-        if self.precision is not None and str(self.precision) not in (*PRECISIONS, *SHORT_PRECISIONS):
+        short = ("32", "64", "bf16", "16")  # other names of the first four
+        if self.precision is not None and str(self.precision) not in (*PRECISIONS, *short):
             raise GateError(f"--trainer.precision is {self.precision!r}; expected one of {', '.join(PRECISIONS)}")
         check_range(self, "limit_train_batches", "val_check_interval", above=0, prefix="--trainer.")

@@ -11,7 +11,7 @@ from jsonargparse import Namespace
 from gates.errors import GateError
 from gates.gating.latency import LatencyTable, TimeLimit
 from training.config.checks import check_values
-from training.config.data import DataOptions
+from training.config.data_base import DataOptions
 from training.config.model import PrunerOptions
 from training.config.run import EndOfRun, RunOptions, ScratchTraining, TrainerOptions, WandbOptions, WeightsKept
 

@@ -50,24 +50,19 @@ class TranslationOptions(TrainedTokenizer):
     bleu_tokenize: BleuTokenizer = "13a"
     beams: int = 4
     length_penalty: float = 1.0
-    beam_splits: list[str] = field(default_factory=lambda: ["test"])
+    beam_splits: list[Literal["select", "test"]] = field(default_factory=lambda: ["test"])
     validate_every: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range(self, "batch_tokens", "beams", least=1)
+        check_range(self, "batch_tokens", "beams", "max_ratio", least=1)
+        check_range(self, "validate_every", above=0)
         if self.max_length > self.batch_tokens:
             raise GateError(
                 f"max_length is {self.max_length}; expected at most batch_tokens ({self.batch_tokens}), which hold one sentence"
             )
-        if not self.max_ratio >= 1:
-            raise GateError(f"max_ratio is {self.max_ratio}; expected at least 1")
         if not 0 <= self.label_smoothing < 1:
             raise GateError(f"label_smoothing is {self.label_smoothing}; expected a share from 0 to below 1, such as 0.1")
-        if not self.validate_every > 0:
-            raise GateError(f"validate_every is {self.validate_every}; expected a number of epochs above 0")
-        if unknown := sorted({*self.beam_splits} - {"select", "test"}):
-            raise GateError(f"beam_splits names {unknown[0]!r}; expected some of 'select' and 'test'")
 
 
 @dataclass(frozen=True)
@@ -173,8 +168,7 @@ class DocumentOptions(TrainedTokenizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "batch_size", least=1)
-        if self.max_length < 2:
-            raise GateError(f"max_length is {self.max_length}; expected at least 2 tokens")
+        check_range(self, "max_length", least=2)
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from torch.utils.data import DataLoader, Sampler
 from transformers import PreTrainedTokenizerBase
 
 from gates.errors import GateError
-from training.config.data import DataOptions
-from training.config.data_base import MORE
+from training.config.data_base import MORE, DataOptions
 from training.runs import processes
 from training.runs.hashing import add_column
 from training.tasks import Task

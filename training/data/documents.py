@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import chain, count, islice
-from pathlib import Path
 from typing import Any
 
 import datasets
@@ -20,11 +19,9 @@ from transformers import PreTrainedTokenizerBase
 
 from gates.errors import GateError, first_line
 from gates.export.checkpoint import check_known
-from training.config.data import DocumentOptions, Documents
-from training.config.data_base import MORE
-from training.config.text import DocumentsAre
+from training.config.text import DocumentOptions, Documents, DocumentsAre
 from training.data.base import StreamBatches, WithOwnTokenizer, distinct_aside, padded, with_more_tests
-from training.data.files import check_text, check_there, open_text
+from training.data.files import check_text, check_there, ending_of, find_column, open_text
 from training.data.text import read_file, read_hub
 from training.data.translation import train_subwords
 from training.runs import progress
@@ -100,25 +97,21 @@ def positions(starts: Sequence[int], length: int) -> list[int]:
 # What all running text has in common: a tokenizer, documents cut into blocks, and batches of them.
 
 
-def text_column(split: str, columns: Sequence[str], wanted: str | None) -> str:
-    """Return the column of documents in a split: the wanted one, the one called text, or the only one."""
-    if wanted is None:
-        wanted = "text" if "text" in columns or len(columns) != 1 else columns[0]
-    if wanted not in columns:
-        mend = "Set --data.text_column" if not split.startswith(MORE) else "Rename it: all files have one name for it"
-        raise GateError(f"the {split} split has no column {wanted!r}; it has {', '.join(map(repr, columns))}. {mend}")
-    return wanted
-
-
 class TextBlocks(WithOwnTokenizer):
     """Documents of running text, cut into blocks of ``max_length`` tokens. Subclasses read the documents."""
 
     options: DocumentOptions
     unit = "blocks"
+    at_once = 1000
+    """The number of documents that are tokenized together."""
 
     @abstractmethod
-    def load_documents(self) -> dict[str, list[str]]:
+    def load_documents(self) -> Mapping[str, Iterable[str]]:
         """Return the texts of the three splits, and of further test splits."""
+
+    def limit_of(self, split: str) -> str | None:
+        """Return the option that limits the blocks of a split in memory; by default none."""
+        return None
 
     def check_backbone(self, config: Any, name: str) -> None:
         check_causal(config, name)
@@ -127,12 +120,17 @@ class TextBlocks(WithOwnTokenizer):
         if self.splits:
             return
         documents = self.load_documents()
-        names = with_more_tests(documents)
-        for name in names:
-            if not any(map(str.strip, documents[name])):
-                raise GateError(f"the {name} split has no text; expected at least one document")
         self.tokenizer = self.load_tokenizer(backbone, documents["train"])
-        self.splits = {name: self.as_split(name, self.rows_of(documents[name], at_once=1000)) for name in names}
+        for name in with_more_tests(documents):
+            rows, option = self.rows_of(documents[name]), self.limit_of(name)
+            limit = None if option is None else getattr(self.options, option)
+            self.splits[name] = self.as_split(name, islice(rows, limit))
+            if not len(self.splits[name]):
+                aside = name == "select" and self.set_aside
+                mend = "; give a --data.select_file, or a larger --data.select_fraction" if aside else ""
+                raise GateError(f"the {name} split has no text; expected at least one document{mend}")
+            if name != "train" and next(rows, None) is not None:
+                self.notices.append(f"the {name} split is its first {limit} blocks; --data.{option} takes more of the stream")
         check_known(self.tokenizer, self.splits["train"]["input_ids"], repr(self.tokenizer.name_or_path))
 
     def load_tokenizer(self, backbone: str | None, texts: Iterable[str]) -> PreTrainedTokenizerBase:
@@ -142,14 +140,14 @@ class TextBlocks(WithOwnTokenizer):
             texts, kind=options.subwords, vocab_size=options.vocab_size, max_length=options.max_length
         )
 
-    def rows_of(self, texts: Iterable[str], *, at_once: int) -> Iterator[dict[str, Any]]:
-        """Yield blocks of texts, each with the bytes and words of its text; ``at_once`` documents are tokenized together."""
+    def rows_of(self, texts: Iterable[str]) -> Iterator[dict[str, Any]]:
+        """Yield blocks of texts, each with the bytes and words of its text."""
         assert self.tokenizer is not None
         tokenizer, sizes = self.tokenizer, dict[int, tuple[int, int]]()
 
         def encoded() -> Iterator[list[int]]:
             written, number = (text for text in texts if text.strip()), count()
-            while several := list(islice(written, at_once)):
+            while several := list(islice(written, self.at_once)):
                 for text, ids in zip(several, encode_documents(tokenizer, several), strict=True):
                     sizes[next(number)] = (len(text.encode()), len(text.split()))
                     yield ids
@@ -224,40 +222,15 @@ class DocumentsData(TextBlocks):
     options: Documents
 
     def load_documents(self) -> dict[str, list[str]]:
-        options = self.options
-        if options.dataset is not None:
-            hub = read_hub(options, instead="--data.train_file")
-            found = {name: self._column(name, split) for name, split in hub.items()}
-        else:
-            found = {name: self._read_local(name, file) for name, file in options.files.items()}
+        found = {name: list(stream.texts()) for name, stream in open_streams(self.options).items()}
         if "select" not in found:
-            found["train"], found["select"] = set_aside(found["train"], options.select_fraction)
+            found["train"], found["select"] = set_aside(found["train"], self.options.select_fraction)
             self.set_aside = True
         return found
 
-    def _read_local(self, name: str, file: str) -> list[str]:
-        if Path(file.removesuffix(".gz")).suffix == ".txt":
-            return read_documents(file, self.options.documents)
-        return self._column(name, read_file(file))
-
-    def _column(self, name: str, split: Dataset) -> list[str]:
-        wanted = text_column(name, split.column_names, self.options.text_column)
-        texts = split[wanted][:]
-        for row, text in enumerate(texts, start=1):
-            if not isinstance(text, str):
-                raise GateError(f"{wanted!r} of document {row} of the {name} split is {text!r}; expected a text")
-        return list(texts)
-
-
-def read_documents(file: str, documents: DocumentsAre) -> list[str]:
-    """Read the documents of a text file, ``.gz`` too, without empty ones."""
-    check_there(file)
-    check_text(file)
-    return list(stream_documents(file, documents))
-
 
 def stream_documents(file: str, documents: DocumentsAre, longest: int | None = None) -> Iterator[str]:
-    """Yield the documents of a text file one after another; see :func:`read_documents`."""
+    """Yield the documents of a text file, ``.gz`` too, one after another and without empty ones."""
     lines: list[str] = []
     size = 0
     with open_text(file) as stream:
@@ -287,7 +260,7 @@ def set_aside(documents: list[str], fraction: float) -> tuple[list[str], list[st
     return [text for text in documents if text not in taken], [text for text in dict.fromkeys(documents) if text in taken]
 
 
-# Documents as a stream, from local files, folders and datasets of the hub. Memory holds one shuffle buffer.
+# Documents one after another, from local files, folders and datasets of the hub. Memory holds one shuffle buffer of a stream.
 
 BUILDERS = {".jsonl": "json", ".parquet": "parquet"}
 """Readers of ``datasets`` by the endings of files."""
@@ -303,9 +276,9 @@ class TextStream:
     """
 
     name: str
-    rows: IterableDataset
+    rows: Any
     column: str
-    content: str
+    content: str = ""
 
     def texts(self, seed: int | None = None, buffer: int = 1) -> Iterator[str]:
         """Yield all texts; without a seed, in the order of the file."""
@@ -318,8 +291,7 @@ class TextStream:
 
     def _read(self, rows: Iterable[Any]) -> Iterator[Any]:
         try:
-            with closing(iter(rows)) as found:  # type: ignore[type-var]
-                yield from found
+            yield from rows
         except GateError:
             raise
         except Exception as error:  # connections, archives and mixed rows raise many kinds
@@ -327,15 +299,32 @@ class TextStream:
 
 
 def open_streams(options: Documents) -> dict[str, TextStream]:
-    """Return the existing splits by this project's names; only their beginnings are read."""
-    if options.dataset is not None:
-        return _of_hub(options, options.dataset)
-    return {name: _of_file(name, file, options) for name, file in options.files.items()}
+    """Return the existing splits by this project's names; only their beginnings are read if the options say streaming."""
+    if options.dataset is None:
+        read = _stream_of_file if options.streaming else _text_of_file
+        return {name: read(name, file, options) for name, file in options.files.items()}
+    if options.streaming:
+        return _streams_of_hub(options, options.dataset)
+    hub = read_hub(options, instead="--data.train_file")
+    return {name: _text_of_split(name, split, options) for name, split in hub.items()}
 
 
-def _of_file(name: str, file: str, options: Documents) -> TextStream:
+def _text_of_split(name: str, split: Dataset, options: Documents) -> TextStream:
+    column = _column(name, split.column_names, options)
+    return TextStream(name, split.select_columns(column), column)
+
+
+def _text_of_file(name: str, file: str, options: Documents) -> TextStream:
+    if ending_of(file) != ".txt":
+        return _text_of_split(name, read_file(file), options)
     check_there(file, name)
-    ending = Path(file.removesuffix(".gz")).suffix
+    check_text(file)
+    return TextStream(name, list(_rows_of_text(file, options.documents, None)), "text")
+
+
+def _stream_of_file(name: str, file: str, options: Documents) -> TextStream:
+    check_there(file, name)
+    ending = ending_of(file)
     if ending == ".txt":
         given = {"file": file, "documents": options.documents}
         rows = IterableDataset.from_generator(_rows_of_text, Features({"text": Value("string")}), given)
@@ -350,15 +339,15 @@ def _of_file(name: str, file: str, options: Documents) -> TextStream:
         rows = datasets.load_dataset(builder, data_files=file, split="train", streaming=True)
     except Exception as error:
         raise GateError(f"the {name} file {file!r} cannot be read as {builder}: {first_line(error)}") from error
-    return TextStream(name, rows, _column(name, rows, options), probed(file))
+    return TextStream(name, rows, _column_of_stream(name, rows, options), probed(file))
 
 
-def _rows_of_text(file: str, documents: DocumentsAre) -> Iterator[dict[str, str]]:
-    for text in stream_documents(file, documents, LONGEST):
+def _rows_of_text(file: str, documents: DocumentsAre, longest: int | None = LONGEST) -> Iterator[dict[str, str]]:
+    for text in stream_documents(file, documents, longest):
         yield {"text": text}
 
 
-def _of_hub(options: Documents, dataset: str) -> dict[str, TextStream]:
+def _streams_of_hub(options: Documents, dataset: str) -> dict[str, TextStream]:
     """Return splits of a dataset of the hub, or of a folder as ``datasets`` reads it."""
     where = f"{dataset!r}" + (f" ({options.subset})" if options.subset else "")
     try:
@@ -377,11 +366,16 @@ def _of_hub(options: Documents, dataset: str) -> dict[str, TextStream]:
             raise GateError(f"the dataset {where} has no split {split!r} for {name}; it has {', '.join(found)}")
         files = (builder.config.data_files or {}).get(split, [builder.hash])
         content = " ".join(probed(file) if os.path.isfile(file) else str(file) for file in files)  # the others name a commit
-        streams[name] = TextStream(name, found[split], _column(name, found[split], options), content)
+        streams[name] = TextStream(name, found[split], _column_of_stream(name, found[split], options), content)
     return streams
 
 
-def _column(name: str, rows: IterableDataset, options: Documents) -> str:
+def _column(name: str, columns: Sequence[str], options: Documents) -> str:
+    given = columns[0] if options.text_column is None and len(columns) == 1 else options.text_column
+    return find_column(f"the {name} split", "text", columns, given, ("text",))
+
+
+def _column_of_stream(name: str, rows: IterableDataset, options: Documents) -> str:
     try:
         with closing(iter(rows)) as found:
             columns = rows.column_names or [*next(found)]
@@ -389,17 +383,12 @@ def _column(name: str, rows: IterableDataset, options: Documents) -> str:
         raise GateError(f"the {name} split has no text; expected at least one document") from None
     except Exception as error:
         raise GateError(f"the {name} split cannot be read: {first_line(error)}") from error
-    return text_column(name, columns, options.text_column)
+    return _column(name, columns, options)
 
 
 # Streaming during training, so that memory does not depend on the length of the text.
 #
 # Block i of the stream is a function of the data, the seed and i. A resumed run reads up to the block that it stopped at.
-
-AT_ONCE = 100
-"""The number of documents that are tokenized together."""
-FAR = 1000
-"""The number of blocks to skip from which on progress is shown."""
 
 
 def documents_data(options: Documents) -> TextBlocks:
@@ -420,7 +409,7 @@ class StreamedRows:
         if self._rows is None or number < self._next:
             self._rows, self._next = self.begin(), 0
         between = range(self._next, number)
-        for _ in progress.track(between, "skipping blocks of earlier training") if len(between) >= FAR else between:
+        for _ in progress.track(between, "skipping blocks of earlier training") if len(between) >= 1000 else between:
             next(self._rows)
         self._next = number + 1
         return next(self._rows)
@@ -434,35 +423,25 @@ class StreamedDocumentsData(TextBlocks):
     """
 
     options: Documents
+    at_once = 100
 
     def __init__(self, options: Documents) -> None:
         super().__init__(options)
         self.streams: dict[str, TextStream] = {}
         self._training: StreamedRows | None = None
 
-    def load_documents(self) -> dict[str, list[str]]:
-        raise AssertionError("a stream is not loaded")
-
-    def build(self, backbone: str | None, stated_labels: list[str] | None = None) -> None:
-        if self.splits:
-            return
-        options = self.options
-        self.streams = open_streams(options)
+    def load_documents(self) -> dict[str, Iterator[str]]:
+        self.streams = open_streams(self.options)
         self.set_aside = "select" not in self.streams
-        seed = options.seed  # splits are the same for all seeds of runs
-        self.tokenizer = self.load_tokenizer(backbone, islice(self._texts("train", seed), 10_000))
-        for name in with_more_tests(self.streams):
-            limit = {"train": "kept_blocks", "select": "select_blocks"}.get(name, "test_blocks")
-            rows = self.rows_of(self._texts(name, seed if name == "train" else None), at_once=AT_ONCE)
-            self.splits[name] = self.as_split(name, islice(rows, getattr(options, limit)))
-            if not len(self.splits[name]):
-                mend = "; give a --data.select_file, or a larger --data.select_fraction" if name == "select" else ""
-                raise GateError(f"the {name} split has no text; expected at least one document{mend}")
-            if name != "train" and next(rows, None) is not None:
-                self.notices.append(
-                    f"the {name} split is its first {getattr(options, limit)} blocks; --data.{limit} takes more of the stream"
-                )
-        check_known(self.tokenizer, self.splits["train"]["input_ids"], repr(self.tokenizer.name_or_path))
+        seeds = {"train": self.options.seed}  # not that of the run, so that all runs have the same splits
+        return {name: self._texts(name, seeds.get(name)) for name in with_more_tests(self.streams)}
+
+    def limit_of(self, split: str) -> str:
+        return {"train": "kept_blocks", "select": "select_blocks"}.get(split, "test_blocks")
+
+    def load_tokenizer(self, backbone: str | None, texts: Iterable[str]) -> PreTrainedTokenizerBase:
+        """Return the tokenizer, a new one by the first 10,000 texts of another pass over the stream."""
+        return super().load_tokenizer(backbone, islice(self._texts("train", self.options.seed), 10_000))
 
     def details(self) -> list[str]:
         return [f"training reads {self.options.train_blocks:,} blocks of a stream in each epoch"]
@@ -482,7 +461,7 @@ class StreamedDocumentsData(TextBlocks):
     def _endless(self) -> Iterator[dict[str, Any]]:
         """Yield the blocks of the training texts, over and over, in a new order each time."""
         passes = (self._texts("train", self.seed * 1_000_003 + number) for number in count())
-        return self.rows_of(chain.from_iterable(passes), at_once=AT_ONCE)
+        return self.rows_of(chain.from_iterable(passes))
 
     @property
     def training_rows(self) -> StreamedRows:

@@ -7,10 +7,9 @@ import csv
 import gzip
 import os
 import re
-import warnings
 import zlib
-from collections.abc import Iterator, Mapping
-from itertools import combinations
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +17,7 @@ import pandas as pd
 import pyarrow
 
 from gates.errors import GateError
-from training.config.data import SentenceFiles, Text
+from training.config.data import SentenceFiles
 
 FORMATS = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".jsonl": "json", ".parquet": "parquet"}
 TEXT_COLUMNS, LABEL_COLUMNS = ("sentence", "text"), ("label", "labels", "class")
@@ -30,18 +29,26 @@ QUOTED = re.compile(r'[^"]*(?:""[^"]*)*("?)')
 
 
 def read_table(
-    file: str, columns: list[str] | None = None, quoting: bool | None = None, *, checked: bool = True
+    file: str,
+    columns: list[str] | None = None,
+    quoting: bool | None = None,
+    *,
+    checked: bool = True,
+    may_skip: bool = True,
 ) -> pd.DataFrame:
     """Read one local file by its ending.
+
+    The name of the index is ``line`` and its values are the numbers of lines in csv and tsv files. In others it is ``example``.
 
     Args:
         file: A ``.csv``, ``.tsv``, ``.txt`` (read as tsv), ``.jsonl`` or ``.parquet`` file, each also with ``.gz``.
         quoting: Whether csv fields may be quoted. Default: yes for csv and no for tsv.
         checked: Whether to refuse a first line that looks like a header although ``columns`` are given.
+        may_skip: Whether to skip blank lines of csv and tsv files between other lines.
     """
     path = Path(file)
     check_there(file)
-    ending = _ending(path)
+    ending = ending_of(path)
     kind = FORMATS.get(ending.lower())
     if kind is None:
         raise GateError(
@@ -50,12 +57,13 @@ def read_table(
     if kind != "parquet":
         check_text(file)
     try:
-        if kind == "parquet":
-            table = pd.read_parquet(path)
-        elif kind == "json":
-            table = pd.read_json(path, lines=True, dtype=False, encoding="utf-8")
+        if kind == "csv":
+            table = _read_lines(path, columns, quoting, may_skip=may_skip)
         else:
-            table = _read_columns(path, columns, quoting)
+            table = (
+                pd.read_parquet(path) if kind == "parquet" else pd.read_json(path, lines=True, dtype=False, encoding="utf-8")
+            )
+            table.index = pd.RangeIndex(1, len(table) + 1, name="example")
         _check_cells(table, path)
         pyarrow.Table.from_pandas(table, preserve_index=False)  # raises for values of several kinds in a column
     except (GateError, PermissionError):
@@ -67,6 +75,31 @@ def read_table(
     return table
 
 
+def _read_lines(path: Path, columns: list[str] | None, quoting: bool | None, *, may_skip: bool) -> pd.DataFrame:
+    separator, quotes = _dialect(path, quoting)
+    header, blank, lines, rows = columns, None, list[int](), list[list[str]]()
+    for line, row in _rows(path, separator, quotes):
+        if len(row) < 2 and not "".join(row).strip():
+            blank = blank or line
+            continue
+        if blank and not may_skip:
+            raise GateError(f"line {blank} of {str(path)!r} is blank; remove it, or give it both sides")
+        if header is columns and not lines:  # the first row
+            _refuse_other_separator(path, separator, row, columns)
+        if header is None:
+            header = row
+            continue
+        width = len(header)
+        if len(row) < width or any(row[width:]):
+            mend = "name every column in the header or with --data.columns, and see that no text contains the separator"
+            if len(row) < width:
+                mend = "expected a field for each column, and --data.quoting true where quoted texts have line breaks"
+            raise GateError(f"line {line} of {str(path)!r} has {len(row)} fields and the file {width} columns; {mend}")
+        lines.append(line)
+        rows.append(row[:width])
+    return pd.DataFrame(rows, columns=header, index=pd.Index(lines, name="line"), dtype=str)
+
+
 def check_there(file: str, split: str = "data") -> None:
     """Raise :class:`GateError` for a file that does not exist, and for a pipe, which cannot be read twice."""
     if not os.path.exists(file):
@@ -75,65 +108,37 @@ def check_there(file: str, split: str = "data") -> None:
         raise GateError(f"the {split} file {file!r} is not a regular file but is read more than once; save it as a file")
 
 
-def _read_columns(path: Path, columns: list[str] | None, quoting: bool | None) -> pd.DataFrame:
-    separator, quotes = _dialect(path, quoting)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", pd.errors.ParserWarning)
-        table = pd.read_csv(
-            path,
-            sep=separator,
-            quoting=quotes,
-            dtype=str,
-            keep_default_na=False,
-            names=columns,
-            header=0 if columns is None else None,
-            index_col=False,
-            encoding="utf-8",
-        )
-    _refuse_other_separator(path, separator, quotes, columns)
-    width = len(table.columns)
-    may_be_short = width > 1 and bool((table.iloc[:, -1] == "").any())  # pandas fills short rows up and warns of long ones
-    if not may_be_short and not caught:
-        return table
-    for line, row in _rows(path, separator, quotes):
-        if len(row) < width and width > 1 and "".join(row).strip():
-            mend = "expected a field for each column, and --data.quoting true where quoted texts have line breaks"
-        elif any(row[width:]):
-            mend = "name every column in the header or with --data.columns, and see that no text contains the separator"
-        else:
-            continue
-        raise GateError(f"line {line} of {str(path)!r} has {len(row)} fields and the file {width} columns; {mend}")
-    return table
-
-
-def is_unlabelled(options: SentenceFiles) -> bool:
-    """Return whether the model's predictions serve as labels."""
-    return isinstance(options, Text) and options.unlabelled
-
-
-def _refuse_other_separator(path: Path, separator: str, quotes: Literal[0, 3], columns: list[str] | None) -> None:
+def _refuse_other_separator(path: Path, separator: str, row: Sequence[str], columns: list[str] | None) -> None:
     """Raise :class:`GateError` if the first line is one field with another usual separator in it."""
     names = {",": "commas", "\t": "tabs", ";": "semicolons"}
-    _, first = next(_rows(path, separator, quotes))
-    others = [mark for mark in names if mark in first[0]] if len(first) == 1 else []
+    others = [mark for mark in names if mark in row[0]] if len(row) == 1 else []
     if others and (columns is None or len(columns) > 1):
         raise GateError(
-            f"the first line of {str(path)!r} is {first[0][:60]!r}, with {names[others[0]]} between its columns; expected "
-            f"{names[separator]} in a {_ending(path)} file; save it with {names[separator]}"
+            f"the first line of {str(path)!r} is {row[0][:60]!r}, with {names[others[0]]} between its columns; expected "
+            f"{names[separator]} in a {ending_of(path)} file; save it with {names[separator]}"
         )
 
 
-def refuse_empty_labels(file: str, table: pd.DataFrame, column: str, quoting: bool | None) -> None:
-    """Raise :class:`GateError` for an example without a label, with its line in csv and tsv files."""
-    empty = table[column].map(str).str.strip() == ""
-    if not empty.any():
-        return
-    where, path = f"example {int(empty.argmax()) + 1}", Path(file)
-    if FORMATS[_ending(path).lower()] == "csv":
-        place = list(table.columns).index(column)
-        rows = ((line, row) for line, row in _rows(path, *_dialect(path, quoting)) if len(row) > 1 or "".join(row).strip())
-        where = f"line {next(line for line, row in rows if not ''.join(row[place : place + 1]).strip())}"
-    raise GateError(f"{where} of {file!r} has an empty label in the column {column!r}; give every example a label")
+def refuse_empty_labels(file: str, table: pd.DataFrame, column: str) -> None:
+    """Raise :class:`GateError` for an example without a label."""
+    empty = (table[column].map(str).str.strip() == "").to_numpy()
+    if empty.any():
+        where = f"{table.index.name} {table.index[int(empty.argmax())]} of {file!r}"
+        raise GateError(f"{where} has an empty label in the column {column!r}; give every example a label")
+
+
+def find_column(where: str, role: str, columns: Sequence[str], given: str | None, usual: Collection[str]) -> str:
+    """Return the column with the given name, or without one the only column with a usual name.
+
+    Args:
+        role: The option that names the column, without ``_column``.
+    """
+    fitting = [column for column in columns if column == given or (given is None and column.lower() in usual)]
+    if len(fitting) == 1:
+        return fitting[0]
+    which = f"no column {given!r}" if given is not None else "several columns" if fitting else "no column"
+    listed = ", ".join(map(repr, columns))
+    raise GateError(f"{where} has {which} for the {role}; it has {listed}. Give --data.{role}_column, the same for all splits")
 
 
 def choose_columns(split: str, columns: list[str], options: SentenceFiles) -> dict[str, str]:
@@ -143,14 +148,12 @@ def choose_columns(split: str, columns: list[str], options: SentenceFiles) -> di
     """
     wanted = {"text": options.text_column, "label": options.label_column, "pair": options.pair_column}
     found = {name: column for name, column in wanted.items() if column is not None}
-    usual = {"text": TEXT_COLUMNS} if is_unlabelled(options) else {"text": TEXT_COLUMNS, "label": LABEL_COLUMNS}
+    usual = {"text": TEXT_COLUMNS} | ({"label": LABEL_COLUMNS} if options.has_labels else {})
     for name, names in usual.items():
         if name not in found:
             near = [column for column in columns if column.lower() in names and column not in found.values()]
             if len(near) == 1:
                 found[name] = near[0]
-            elif not near and found.get("pair", "").lower() in names:  # refused below
-                found[name] = found["pair"]
     left = [column for column in columns if column not in found.values()]
     for name in usual:
         if name not in found and len(left) == 1 and len(columns) == len(usual):
@@ -183,7 +186,8 @@ def check_label_headers(tables: Mapping[str, pd.DataFrame], labels: Mapping[str,
     for split, table in tables.items():
         classes = table[labels[split]]
         first_rows[split], times[split] = list(table.iloc[0]), int((classes == classes.iloc[0]).sum())
-        if classes.nunique() > 2 and _is_alone_first(classes):
+        alone = (classes.value_counts() == 1).sum() == times[split] == 1  # no other class occurs once
+        if classes.nunique() > 2 and alone:
             raise GateError(_has_header(Path(files[split]), table))
     for one, other in combinations(tables, 2):
         is_same_file = Path(files[one]).resolve() == Path(files[other]).resolve()
@@ -200,10 +204,7 @@ def _has_header(path: Path, table: pd.DataFrame) -> str:
 
 
 def _begins_with_header(table: pd.DataFrame, columns: list[str]) -> bool:
-    """Return whether the first row looks like a header.
-
-    It has a given or usual name of a column, a word above numbers, or a unique value in a column of few values.
-    """
+    """Return whether the first row has a given or usual name of a column, or a word above numbers."""
 
     def name(value: object) -> str:
         return str(value).strip().strip("\"'").lower()
@@ -212,52 +213,26 @@ def _begins_with_header(table: pd.DataFrame, columns: list[str]) -> bool:
         first, others = table[column].iloc[0], table[column].iloc[1:]
         if name(first) in {given.lower(), *TEXT_COLUMNS, *LABEL_COLUMNS} and name(first) not in set(map(name, others)):
             return True  # a value that occurs again is a class or a text
-        if len(others) and not _are_numbers(table[column].iloc[:1]) and _are_numbers(others[:20]) and _are_numbers(others):
-            return True
-        if len(table) >= 20 and _is_alone_first(table[column]) and table[column].nunique() <= len(table) / 5:
+        if len(others) and not _are_numbers(table[column].iloc[:1]) and _are_numbers(others.iloc[:20]) and _are_numbers(others):
             return True
     return False
-
-
-def _is_alone_first(values: pd.Series) -> bool:
-    """Return whether the first value occurs nowhere else, and no other value occurs once."""
-    counts = values.value_counts()
-    return bool(counts[values.iloc[0]] == 1 and (counts == 1).sum() == 1)
 
 
 def _are_numbers(values: pd.Series) -> bool:
     return bool(pd.to_numeric(values, errors="coerce").notna().all())
 
 
-# Checks that read line by line.
-def refuse_blank_lines(file: str) -> None:
-    """Raise :class:`GateError` for a csv or tsv file with blank lines between its rows, which :func:`read_table` skips.
-
-    In parallel text a blank line may stand for a lost sentence. Blank lines at the end do no harm.
-    """
-    path = Path(file)
-    if FORMATS.get(_ending(path).lower()) != "csv":
-        return
-    blank = None
-    for line, row in _rows(path, *_dialect(path, None)):
-        if len(row) < 2 and not "".join(row).strip():
-            blank = blank or line
-        elif blank is not None:
-            raise GateError(f"line {blank} of {file!r} is blank; remove it, or give it both sides")
-
-
-def refuse_broken_quotes(file: str, quoting: bool | None) -> None:
+def refuse_broken_quotes(file: str, table: pd.DataFrame, quoting: bool | None) -> None:
     """Raise :class:`GateError` for a tsv file that is written as quoted csv and has a line break in quotes.
 
     Without quoting, each half of such a text can be a whole row. A file counts as quoted csv if every quotation mark in it
     encloses a field or is doubled inside one. ``quoting`` states how the file is read; only None is checked.
     """
-    path = Path(file)
     opened: int | None = None
     broken: int | None = None
-    if quoting is not None or FORMATS.get(_ending(path).lower()) != "csv" or _ending(path).lower() == ".csv":
+    if quoting is not None or table.index.name != "line" or _dialect(Path(file), None)[1] != csv.QUOTE_NONE:
         return
-    for line, row in _rows(path, *_dialect(path, None)):
+    for line, *row in table.itertuples(name=None):
         for field in row:
             if '"' not in field:
                 continue
@@ -277,13 +252,14 @@ def refuse_broken_quotes(file: str, quoting: bool | None) -> None:
         )
 
 
-def _ending(path: Path) -> str:
-    return path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+def ending_of(file: str | Path) -> str:
+    """Return the ending of a file without ``.gz``, such as ``.csv``."""
+    return Path(str(file).removesuffix(".gz")).suffix
 
 
 def _dialect(path: Path, quoting: bool | None) -> tuple[str, Literal[0, 3]]:
     """Return the separator, and csv's constant for quoting."""
-    comma = _ending(path) == ".csv"
+    comma = ending_of(path) == ".csv"
     return "," if comma else "\t", csv.QUOTE_MINIMAL if (comma if quoting is None else quoting) else csv.QUOTE_NONE
 
 
@@ -295,14 +271,18 @@ def open_text(file: str | Path, newline: str = "\n") -> Any:
 def _rows(path: Path, separator: str, quotes: Literal[0, 3]) -> Iterator[tuple[int, list[str]]]:
     """Yield the fields of every row, blank ones included, with the number of the line where it ends."""
     with open_text(path, newline="") as stream:
-        if quotes == csv.QUOTE_NONE:  # csv's own reader refuses texts of 131,073 characters
+        if quotes == csv.QUOTE_NONE:
             yield from ((number, line.rstrip("\r\n").split(separator)) for number, line in enumerate(stream, start=1))
             return
-        reader = csv.reader(stream, delimiter=separator, quoting=quotes)
-        try:
-            yield from ((reader.line_num, row) for row in reader)
-        except csv.Error as error:
-            raise GateError(f"the data file {str(path)!r} cannot be read (line {reader.line_num}): {error}") from error
+        csv.field_size_limit(2**31 - 1)  # :func:`_check_cells` has a lower limit
+        end = ["\0", "\0"]  # which no text has, see :func:`check_text`
+        reader = csv.reader(chain(stream, [separator.join(end)]), delimiter=separator, quoting=quotes)
+        for row in reader:
+            if row == end:
+                return
+            if row and row[-1].endswith("\0"):
+                raise GateError(f"{str(path)!r} ends within quotation marks; close them, or set --data.quoting false")
+            yield reader.line_num, row
 
 
 def check_text(file: str) -> None:
@@ -341,8 +321,8 @@ def _check_cells(table: pd.DataFrame, path: Path) -> None:
         if table[name].dtype == object and bool in (kinds := set(map(type, table[name].dropna()))) and len(kinds) > 1:
             raise GateError(f"{str(name)!r} of {str(path)!r} mixes true or false with other values; write one kind")
         if pd.api.types.is_string_dtype(table[name]) and (lengths := table[name].str.len()).max() > LONGEST:
-            row = int(lengths.argmax())
+            where = f"{table.index.name} {lengths.idxmax()} of {str(path)!r}"
             raise GateError(
-                f"{str(name)!r} of example {row + 1} of {str(path)!r} has {int(lengths[row]):,} characters; expected at most "
-                f"{LONGEST:,}; close its quotation marks, or set --data.quoting false"
+                f"{str(name)!r} of {where} has {int(lengths.max()):,} characters; expected at most {LONGEST:,}; close its "
+                "quotation marks, or set --data.quoting false"
             )

@@ -18,13 +18,12 @@ from transformers import AutoModelForImageClassification, BaseImageProcessor, Vi
 from gates.errors import GateError
 from training.config.data import Images
 from training.data.base import SPLITS, TaskData, set_aside_rows
+from training.data.files import find_column
 from training.data.image_folders import check_image_classes, open_image, read_folder
-from training.data.text import ordered_classes, read_hub
+from training.data.text import named_labels, ordered_classes, read_hub
 from training.tasks import ImageClassification
 from training.tasks.classification import read_image_processor
 from training.tasks.loading import check_class
-
-USUAL_COLUMNS = {"image": ("image", "img"), "label": ("label", "labels")}
 
 
 class ImagesData(TaskData):
@@ -81,26 +80,17 @@ class ImagesData(TaskData):
 
     def _columns_of(self, name: str, split: Dataset) -> Dataset:
         """Return the columns of stored images and of class names."""
-        chosen = {}
-        for role, given in (("image", self.options.image_column), ("label", self.options.label_column)):
-            usual = USUAL_COLUMNS[role] if given is None else (given,)
-            fitting = [column for column in split.column_names if column in usual]
-            if len(fitting) != 1:
-                columns = ", ".join(map(repr, split.column_names))
-                raise GateError(f"no one column of the {name} split ({columns}) is the {role}; give --data.{role}_column")
-            chosen[role] = fitting[0]
-        if not isinstance(split.features[chosen["image"]], datasets.Image):
-            raise GateError(f"{chosen['image']!r} of the {name} split holds no images; give --data.image_column")
+        where = f"the {name} split"
+        image = find_column(where, "image", split.column_names, self.options.image_column, ("image", "img"))
+        label = find_column(where, "label", split.column_names, self.options.label_column, ("label", "labels"))
+        if not isinstance(split.features[image], datasets.Image):
+            raise GateError(f"{image!r} of {where} holds no images; give --data.image_column")
         if split.num_rows == 0:
-            raise GateError(f"the {name} split is empty; expected at least one image")
-        feature, labels = split.features[chosen["label"]], split[chosen["label"]][:]
-        if isinstance(feature, datasets.ClassLabel):
-            if min(labels) < 0:
-                raise GateError(f"the {name} split has hidden labels; choose another")
-            labels = [feature.names[number] for number in labels]
-        own = split.select_columns(chosen["image"]).cast_column(chosen["image"], datasets.Image(decode=False))
-        own = own.rename_column(chosen["image"], "image") if chosen["image"] != "image" else own
-        return own.add_column("class", [str(label) for label in labels])
+            raise GateError(f"{where} is empty; expected at least one image")
+        labels = named_labels(split[label][:], split.features[label], where)
+        own = split.select_columns(image).cast_column(image, datasets.Image(decode=False))
+        own = own.rename_column(image, "image") if image != "image" else own
+        return own.add_column("class", list(map(str, labels)))
 
     def _with_selection(self, found: dict[str, Dataset]) -> dict[str, Dataset]:
         if "select" in found:

@@ -2,8 +2,7 @@
 
 A document is about a few people, such as::
 
-    Zamora Fox sees the old kings and he likes the tower . the kings near the lake hide the barn .
-    so Kirin Clock finds Zamora Fox . Kirin Clock wants the poets and she sees the wolf .
+    Zamora Fox sees the king and he likes the tower . the kings near the lake hide Zamora Fox .
 
 Most words are random, but some follow from earlier words, so a language model needs heads that find these:
 
@@ -20,7 +19,7 @@ from itertools import product
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from training.config.data import SyntheticDocuments, SyntheticTranslation
+from training.config.text import SyntheticDocuments, SyntheticTranslation
 from training.data.documents import TextBlocks
 from training.data.synthetic import ADJECTIVES, ADVERBS, NOUNS, PREPOSITIONS, VERBS, generated, plural, singular_verb
 from training.data.translation import Pairs, TranslationData, of_words

@@ -6,21 +6,18 @@ This module does not load PyTorch, so a wrong file is refused at once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gates.errors import GateError
 from training.config.data import Tags
-from training.data.files import check_text, check_there, open_text, read_table
+from training.data.files import check_text, check_there, ending_of, find_column, open_text, read_table
 
 COLUMN_FILES = (".conll", ".txt", ".tsv", ".bio", ".iob", ".iob2")
 LIST_FILES = (".jsonl", ".parquet")
 TAGS_OF_CONLLU = {"upos": 3, "xpos": 4, "deprel": 7}
 """Columns of CoNLL-U with tags, from 0."""
-WORD_COLUMNS = ("tokens", "words")
-TAG_COLUMNS = ("tags", "ner_tags", "upos", "pos_tags", "labels")
 
 
 class Tagged(NamedTuple):
@@ -33,7 +30,7 @@ class Tagged(NamedTuple):
 def read_tagged(file: str, options: Tags) -> list[Tagged]:
     """Read the sentences of a local file in the format of its ending."""
     check_there(file)
-    ending = Path(file.removesuffix(".gz")).suffix.lower()
+    ending = ending_of(file).lower()
     if ending in LIST_FILES:
         table = read_table(file)
         words, tags = choose_lists(repr(file), [str(name) for name in table.columns], options)
@@ -52,17 +49,9 @@ def read_tagged(file: str, options: Tags) -> list[Tagged]:
 
 def choose_lists(where: str, columns: Sequence[str], options: Tags) -> tuple[str, str]:
     """Return the names of the columns of words and of tags."""
-    wanted = {"words": (options.words_column, WORD_COLUMNS), "tags": (options.tags_column, TAG_COLUMNS)}
-    found = []
-    for role, (name, usual) in wanted.items():
-        fitting = [column for column in columns if column == name or (name is None and column.lower() in usual)]
-        if len(fitting) != 1:
-            which = f"no column {name!r}" if name is not None else "no column" if not fitting else "several columns"
-            raise GateError(
-                f"{where} has {which} for the {role}; it has {', '.join(map(repr, columns))}. Give --data.{role}_column"
-            )
-        found.append(fitting[0])
-    return found[0], found[1]
+    usual = ("tags", "ner_tags", "upos", "pos_tags", "labels")
+    words = find_column(where, "words", columns, options.words_column, ("tokens", "words"))
+    return words, find_column(where, "tags", columns, options.tags_column, usual)
 
 
 def tagged_lists(words: Sequence[Any], tags: Sequence[Any], where: str) -> list[Tagged]:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import datasets
 import numpy as np
 import xxhash
 from datasets import Dataset
@@ -19,7 +18,7 @@ from gates.export.checkpoint import check_known
 from training.config.data import Tags
 from training.data.base import SPLITS, TaskData, padded, set_aside_rows
 from training.data.tagged_files import Tagged, check_tags, choose_lists, read_tagged, tagged_lists
-from training.data.text import padding_tokenizer, read_hub
+from training.data.text import named_labels, padding_tokenizer, read_hub
 from training.tasks import TokenClassification
 from training.tasks.base import IGNORED
 from training.tasks.loading import check_class
@@ -104,11 +103,7 @@ class TagsData(TaskData):
         where = f"the {name} split"
         words, tags = choose_lists(where, split.column_names, self.options)
         inner = getattr(split.features[tags], "feature", None)
-        values = split[tags][:]
-        if isinstance(inner, datasets.ClassLabel):
-            if any(number < 0 for row in values for number in row):
-                raise GateError(f"{where} has hidden tags; choose another")
-            values = [[inner.names[number] for number in row] for row in values]
+        values = [named_labels(row, inner, where) for row in split[tags][:]]
         found = tagged_lists(split[words][:], values, where)
         if not found:
             raise GateError(f"{where} is empty; expected at least one sentence")

@@ -20,7 +20,6 @@ from training.data.base import TaskData, set_aside_rows, with_more_tests
 from training.data.files import (
     check_label_headers,
     choose_columns,
-    is_unlabelled,
     read_table,
     refuse_broken_quotes,
     refuse_empty_labels,
@@ -192,15 +191,14 @@ class SentenceReader(SentenceData):
             name: read_table(file, options.columns, options.quoting, checked=options.check_header)
             for name, file in options.files.items()
         }
-        for file in options.files.values():
-            refuse_broken_quotes(file, options.quoting)
-        if is_unlabelled(options):
-            return {name: Dataset.from_pandas(table, preserve_index=False) for name, table in tables.items()}
-        labels = {name: choose_columns(name, list(table.columns), options)["label"] for name, table in tables.items()}
-        if options.columns is not None and options.check_header:
-            check_label_headers(tables, labels, options.files)
-        for name, table in tables.items():
-            refuse_empty_labels(options.files[name], table, labels[name], options.quoting)
+        for name, file in options.files.items():
+            refuse_broken_quotes(file, tables[name], options.quoting)
+        if options.has_labels:
+            labels = {name: choose_columns(name, list(table.columns), options)["label"] for name, table in tables.items()}
+            if options.columns is not None and options.check_header:
+                check_label_headers(tables, labels, options.files)
+            for name, table in tables.items():
+                refuse_empty_labels(options.files[name], table, labels[name])
         return {name: Dataset.from_pandas(table, preserve_index=False) for name, table in tables.items()}
 
     def _choose_columns(self, name: str, split: Dataset) -> Dataset:
@@ -208,9 +206,9 @@ class SentenceReader(SentenceData):
         self.columns = list(wanted.values())
         if split.num_rows == 0:
             raise GateError(f"the {name} split is empty; expected at least one example")
-        label = split.features[wanted["label"]] if "label" in wanted else None
-        names = label.names if isinstance(label, datasets.ClassLabel) else None
-        called = self.options.split_names[name]  # outside `choose`, because `datasets` hashes all that the function refers to
+        feature = split.features[wanted["label"]] if "label" in wanted else None
+        # Outside `choose`, because `datasets` hashes all that the function refers to.
+        where = f"the {name} split {self.options.split_names[name]!r}"
 
         def choose(rows: dict[str, list[Any]]) -> dict[str, list[str]]:
             chosen = {new: rows[old] for new, old in wanted.items()}
@@ -218,10 +216,8 @@ class SentenceReader(SentenceData):
                 if None in values:
                     row = {column: own[values.index(None)] for column, own in rows.items()}
                     raise GateError(f"the {name} split has an example without {' or '.join(wanted.values())}: {row}")
-            if names is not None:
-                if hidden := [label for label in chosen["label"] if not 0 <= label < len(names)]:
-                    raise GateError(f"the {name} split {called!r} has hidden labels ({hidden[0]}); choose another")
-                chosen["label"] = [names[label] for label in chosen["label"]]
+            if "label" in chosen:
+                chosen["label"] = named_labels(chosen["label"], feature, where)
             return {new: [str(value).strip() for value in values] for new, values in chosen.items()}
 
         return split.map(
@@ -327,6 +323,16 @@ def read_hub(options: HubSplits, *, instead: str) -> dict[str, Dataset]:
     return {name: loaded[split] for name, split in wanted.items()}
 
 
-def read_file(file: str, columns: list[str] | None = None, *, checked: bool = True) -> Dataset:
+def named_labels(labels: list[Any], feature: Any, where: str) -> list[Any]:
+    """Return labels by the names of their classes, if the feature of the column has names."""
+    if not isinstance(feature, datasets.ClassLabel):
+        return labels
+    try:
+        return list(feature.int2str(labels))
+    except ValueError as error:
+        raise GateError(f"{where} has hidden labels; choose another") from error
+
+
+def read_file(file: str, columns: list[str] | None = None, **more: bool) -> Dataset:
     """Read a local file as a dataset; see :func:`training.data.files.read_table`."""
-    return Dataset.from_pandas(read_table(file, columns, checked=checked), preserve_index=False)
+    return Dataset.from_pandas(read_table(file, columns, **more), preserve_index=False)

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from textwrap import shorten
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,9 +18,10 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from gates.errors import GateError
 from gates.export.checkpoint import check_known
-from training.config.data import ParallelText, Subwords, TranslationOptions
+from training.config.data_base import Subwords
+from training.config.text import ParallelText, TranslationOptions
 from training.data.base import SPLITS, RunTokenBatches, WithOwnTokenizer, distinct_aside, padded
-from training.data.files import check_text, check_there, open_text, refuse_blank_lines
+from training.data.files import check_text, check_there, find_column, open_text
 from training.data.text import read_file, read_hub
 from training.tasks.base import IGNORED, encode_sources, encode_targets
 from training.tasks.encoder_decoder import check_encoder_decoder
@@ -43,8 +44,6 @@ def train_subwords(
     Args:
         vocab_size: The largest number of tokens, special ones included.
     """
-    if kind not in get_args(Subwords):
-        raise GateError(f"subwords is {kind!r}; expected one of {', '.join(map(repr, get_args(Subwords)))}")
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN) if kind == "bpe" else models.Unigram())
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " ")])
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -341,24 +340,17 @@ class ParallelTextData(TranslationData):
         if len(files) == 2:
             return read_aligned(*files)
         (file,) = files
-        split = read_file(file, self.options.columns, checked=self.options.check_header)
-        if not self._may_skip_empty(name):
-            refuse_blank_lines(file)
-        return self._from_columns(name, split)
+        more = {"checked": self.options.check_header, "may_skip": self._may_skip_empty(name)}
+        return self._from_columns(name, read_file(file, self.options.columns, **more))
 
     def _from_columns(self, name: str, split: Dataset) -> Pairs:
         found = {column: list(split[column]) for column in split.column_names}
-        columns = (self.options.source_column, self.options.target_column)
-        if "translation" in found and columns[0] not in found:
+        if "translation" in found and self.options.source_column not in found:
             rows = [{} if row is None else row for row in found["translation"]]
             if any(rows) and all(isinstance(row, dict) for row in rows):
                 found = {key: [row.get(key) for row in rows] for key in dict.fromkeys(key for row in rows for key in row)}
-        for column in columns:
-            if column not in found:
-                raise GateError(
-                    f"the {name} split has no column {column!r}; it has {', '.join(map(repr, found))}. Set "
-                    "--data.source_column and --data.target_column, or --data.columns if there is no header"
-                )
+        roles = {"source": self.options.source_column, "target": self.options.target_column}
+        columns = [find_column(f"the {name} split", role, [*found], given, ()) for role, given in roles.items()]
         return Pairs(*(_texts(name, column, found[column]) for column in columns))
 
     def _may_skip_empty(self, name: str) -> bool:

@@ -1,20 +1,22 @@
 """``python -m training sweep FILE``: run a sweep file of W&B's format on this machine, without an account.
 
 Optuna chooses the trials; each is a ``python -m training.fit`` of its own. The same command continues a sweep that was stopped.
-The directory of a sweep::
+The directory of a sweep has
 
-    sweep.yaml         the searched options and the further arguments
-    study.db           Optuna's database, unless --storage names another
-    trials/N/          the run directory of trial N, trials/N.log its output
-    sweep.csv          one row per trial, updated after each
-    sweep.png          the metric against each option, at the end
-    best.yaml          a configuration for training.fit --config: the best trial on the selection split
+* ``sweep.yaml``: the searched options and the further arguments;
+* ``study.db``: Optuna's database, unless --storage names another;
+* ``trials/N/``: the run directory of trial N, with its output in ``trials/N.log``;
+* ``sweep.csv``: one row per trial, updated after each;
+* ``sweep.png``: the metric against each option, at the end;
+* ``best.yaml``: the configuration of the best trial on the selection split.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -25,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+import torch
 import yaml
 from rich.console import Console
 
@@ -39,12 +42,13 @@ from training.runs.hashing import file_fingerprint
 from training.runs.resume import RUN_INPUTS
 from training.runs.stored import read_json, read_text
 from training.runs.tracking import reachable
-from training.sweeps.processes import end, last_error, trial_environment
 from training.sweeps.results import show, sweep_table, write_report
 from training.sweeps.space import Sweep, check_own, read_sweep
 from training.sweeps.study import FILE, Trials, opened, without_password, worker_of
 
 NOTE = "sweep.yaml"
+GRACE = 15.0
+"""The seconds that a trial has to end after Ctrl+C."""
 
 
 @dataclass
@@ -156,6 +160,50 @@ class LocalSweep:
     def _say(self, text: str) -> None:
         with progress.paused():
             self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+# The processes of trials: their end, their share of the machine, and the reason of a failure.
+
+
+def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Send Ctrl+C to processes and their children, and SIGKILL to those that do not end soon, or at another Ctrl+C."""
+    alive = [process for process in processes if process.poll() is None]
+    for process in alive:
+        os.killpg(process.pid, signal.SIGINT)
+    deadline = time.monotonic() + GRACE
+    try:
+        for process in alive:
+            process.wait(max(0.0, deadline - time.monotonic()))
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        pass
+    finally:
+        for process in alive:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def trial_environment(jobs: int, slot: int) -> dict[str, str]:
+    """Return the environment of a trial: its share of the cores, unless OMP_NUM_THREADS is set, and one GPU of several."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    environment = {"OMP_NUM_THREADS": str(max(1, cores // jobs))} | os.environ
+    gpus = torch.cuda.device_count()
+    if jobs > 1 and gpus > 1:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")
+        environment["CUDA_VISIBLE_DEVICES"] = visible[slot % gpus]
+    return environment
+
+
+def last_error(log: Path, returncode: int) -> str:
+    """Return why a trial failed: the last line that begins with ``error:``, the last line, or the signal that ended it."""
+    if returncode < 0:
+        return f"ended by {signal.Signals(-returncode).name}"
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("error:")]
+    return (errors or lines or [f"exit code {returncode}"])[-1].removeprefix("error:").strip()[:500]
+
+
+# What a sweep must keep when it continues.
 
 
 def description_of(sweep: Sweep, further: Sequence[str], seed: int, storage: str | None) -> dict[str, Any]:

@@ -25,8 +25,6 @@ from training.sweeps.space import Sweep
 FILE = "study.db"
 PARAMS, WORKER = "params", "worker"
 """Attributes of a trial: its planned parameters, and the directory that runs it."""
-LOCKED = 60.0
-"""Seconds to wait for another process that writes into the same SQLite file."""
 
 
 @dataclass(frozen=True)
@@ -130,8 +128,9 @@ def opened(directory: Path, sweep: Sweep, storage: str | None) -> Iterator[optun
         raise GateError(f"{shown!r} is gone, without which its trials are unknown; give another --run_dir")
     try:
         url = make_url(storage) if storage is not None else URL.create("sqlite", database=str(file.resolve()))
-        wait = {"connect_args": {"timeout": LOCKED}} if url.get_backend_name() == "sqlite" else {}
-        if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
+        is_file = url.get_backend_name() == "sqlite"
+        wait = {"connect_args": {"timeout": 60.0}} if is_file else {}  # seconds for another process that writes
+        if is_file and url.database in (None, "", ":memory:"):
             raise GateError(f"--storage is {shown!r}, which is gone with its process; give a file: sqlite:////shared/sweeps.db")
         yield optuna.create_study(
             storage=optuna.storages.RDBStorage(url.render_as_string(hide_password=False), engine_kwargs=wait),

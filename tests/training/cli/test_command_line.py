@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from gates.errors import GateError
-from training.cli.command_line import split_at_dashes, split_options
 from training.commands.table import COMMANDS, load, read, run_command, usage
 from training.config.data import KINDS
 
@@ -97,17 +96,6 @@ def test_help_and_mistakes_load_nothing_heavy():
     assert done.stdout.splitlines()[-1] == f"{[2, *[0] * (len(lines) - 2), 2]} []"
 
 
-def test_what_is_passed_on():
-    assert split_at_dashes(["a", "--b", "--", "--c", "--"]) == (("a", "--b"), ("--c", "--"))
-    assert split_at_dashes(["a"]) == (("a",), ())
-    given = ["run", "--other_data.x", "1", "--run_dir", "d", "--other_data.y=2"]
-    own, others = split_options(given, lambda name: name.startswith("--other_data."))
-    assert own == ["--other_data.x", "1", "--other_data.y=2"]
-    assert others == ["run", "--run_dir", "d"]
-    assert split_options(["--a", "1", "--b"], lambda name: name == "--b") == (["--b"], ["--a", "1"])
-    assert split_options(["--a", "1"], lambda name: name.startswith(())) == ([], ["--a", "1"])
-
-
 def test_a_kind_of_data_of_ones_own_has_its_own_options(tmp_path, monkeypatch, capsys):
     (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass\nfrom training.config.data import Text\n\n\n"
@@ -141,3 +129,42 @@ def test_what_the_table_names_is_there(name):
     command = COMMANDS[name]
     for path in filter(None, (command.work, command.check)):
         assert callable(load(path)), path
+
+
+# -- values that are not what they look like --
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--curve", "[010]"], "has 010, which YAML takes for another number; write it in decimal"),
+        (["--model.budget", "1:30"], "has 1:30"),
+        (["--name", "caf\udce9"], "not UTF-8 text"),
+    ],
+)
+def test_numbers_that_look_like_others_are_refused(arguments, said):
+    with pytest.raises(GateError, match=said):
+        read("fit", arguments)
+
+
+@pytest.mark.parametrize("text", ["seed: 010", "model: {budget: 1:30}"])
+def test_so_are_those_of_a_configuration(text, tmp_path):
+    (tmp_path / "my.yaml").write_text(text + "\n", encoding="utf-8")
+    with pytest.raises(GateError, match="YAML takes"):
+        read("fit", ["--config", str(tmp_path / "my.yaml")])
+
+
+def test_a_text_may_have_any_digits():
+    assert read("fit", ["--name", "2026"]).options.name == "2026"
+    assert read("fit", ["--model.budget", "010"]).options.model.budget == 10
+    options = read("fit", ["--wandb.tags", "['010']", "--seed", "0x10", "--name", "010"]).options
+    assert (options.wandb.tags, options.seed, options.name) == (["010"], 16, "010")
+
+
+@pytest.mark.parametrize("name", ["fit", "compare"])
+def test_neither_beginnings_of_names_nor_whole_groups_are_options(name):
+    for argument in ("--model.bud", "--see", "--model.freez"):
+        with pytest.raises(GateError, match=f"there is no option {argument}; did you mean"):
+            read(name, [argument, "5"])
+    with pytest.raises(GateError, match=r"--model stands for a group of options; give each as --model.NAME"):
+        read(name, ["--model", "{budget: 5}"])

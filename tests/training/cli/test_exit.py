@@ -2,15 +2,13 @@ import errno
 import gc
 import os
 import signal
+import subprocess
+import sys
 import time
-from functools import partial
 
 import pytest
 
 from training.cli.exit import PIPED_WIDTH, advised, finish, stdout
-from training.commands.table import run_command
-
-report = partial(run_command, "report")
 
 
 def ends(work, capsys):
@@ -42,12 +40,6 @@ def test_another_process_that_died_is_told_in_one_sentence(capsys):
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), SystemExit(1)])  # Lightning makes the second of the first
 def test_ctrl_c_says_how_to_go_on(capsys, stop):
     assert ends(raising(stop), capsys) == (130, "stopped; start again\n")
-
-
-def test_a_file_that_cannot_be_written_is_named(capsys, tmp_path):
-    code, said = ends(lambda options: (tmp_path / "none" / "file").write_text("text"), capsys)
-    assert code == 2
-    assert said == f"error: {str(tmp_path / 'none' / 'file')!r} cannot be read or written: No such file or directory\n"
 
 
 def test_tables_that_are_piped_are_not_cut(capsys, monkeypatch):
@@ -84,6 +76,7 @@ def test_a_full_disk_is_known_by_whatever_library_finds_it(capsys):
 @pytest.mark.parametrize(
     ("number", "mended"),
     [
+        (errno.ENOENT, "No such file or directory"),
         (errno.EROFS, "Read-only file system; give a place that can be written to"),
         (errno.EACCES, "Permission denied; see to its permissions, or give another place"),
     ],
@@ -109,3 +102,42 @@ def test_ctrl_c_is_not_lost_in_a_destructor(capsys):
         time.sleep(60)
 
     assert ends(work, capsys) == (130, "stopped; start again\n")
+
+
+# -- standard output and error that nobody can write to --
+
+NEEDS_FULL = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="of Linux")
+PRINTS = """
+import sys
+from training.cli.exit import finish
+def work(options):
+    for number in range(20000):
+        print(number)
+    with open(sys.argv[1], "w") as file:
+        file.write("done")
+    print("said", file=sys.stderr)
+sys.exit(finish(lambda: None, work, when_stopped="again"))
+"""
+
+
+def ended(shell, tmp_path):
+    """The exit code of work that prints much and then writes a file, what it said, and the file."""
+    (tmp_path / "prints.py").write_text(PRINTS)
+    file = tmp_path / "made.txt"
+    command = f"{sys.executable} {tmp_path / 'prints.py'} {file} {shell}"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment)
+    return done.returncode, done.stderr, file.read_text()
+
+
+@pytest.mark.integration
+@NEEDS_FULL
+def test_a_full_disk_behind_standard_output_is_one_sentence_after_the_work(tmp_path):
+    said = "said\nerror: standard output cannot be written: No space left on device\n"
+    assert ended("> /dev/full", tmp_path) == (2, said, "done")
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("shell", ["| head -1; exit ${PIPESTATUS[0]}", ">&-"])
+def test_output_that_nobody_reads_is_no_mistake(shell, tmp_path):
+    assert ended(shell, tmp_path) == (0, "said\n", "done")

@@ -6,7 +6,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from gates.errors import GateError
 from tools.coverage import architectures as zoo
-from tools.deployment.gguf import DIFFER, KINDS, PACKAGES, _try, difference
+from tools.deployment.gguf import KINDS, PACKAGES, _try, difference
 from training.commands import gguf
 
 LLAMA = {"vocab_size": zoo.VOCABULARY, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 4,
@@ -55,15 +55,6 @@ def test_biases_of_attention():
 @pytest.mark.parametrize("kind", KINDS)
 def test_llama_cpp_computes_what_the_gated_model_does(kind):
     assert float(_try(zoo.BY_NAME["Llama"], kind).removeprefix("yes, differs by ")) < 1e-5
-
-
-@with_llama_cpp
-def test_layers_that_differ_do_not_load_without_numbers_by_layer():
-    mask = torch.tensor([1.0, 0, 0, 0, 1, 1, 1, 1])
-    with pytest.raises((GateError, RuntimeError)):
-        difference(zoo.build(zoo.BY_NAME["Llama"]), mask, form="pruned", pad_heads=False, converter=gguf.CONVERTER)
-    with pytest.raises((GateError, RuntimeError)):
-        _try(zoo.BY_NAME["Gemma"], DIFFER)
 
 
 def test_heads_of_each_layer():

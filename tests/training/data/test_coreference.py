@@ -1,10 +1,9 @@
 """Pronouns of GAP's table and of WinoBias's sentences."""
 
-import gzip
-
 import pytest
 
 from gates.errors import GateError
+from tests.training.data.texts import write
 from training.data.trees import GAP_COLUMNS, read_coreference
 
 HEADER = "\t".join(["ID", *GAP_COLUMNS, "URL"])
@@ -15,11 +14,8 @@ def gap(a="TRUE", b="FALSE", *, pronoun=("she", 30), text=TEXT):
     return "\t".join(["x-1", text, pronoun[0], str(pronoun[1]), "Ann Lee", "0", a, "Bea", "12", b, "http://x"])
 
 
-def write(folder, *lines, name="pronouns.tsv"):
-    path = folder / name
-    text = "\n".join(lines) + "\n"
-    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
-    return str(path)
+def pronouns(folder, *lines, name="pronouns.tsv"):
+    return read_coreference(write(folder / name, "\n".join(lines) + "\n"))
 
 
 def named(pronoun):
@@ -28,11 +24,11 @@ def named(pronoun):
 
 def test_gap(tmp_path):
     lines = [HEADER, gap(), gap("FALSE", "TRUE"), gap("TRUE", "TRUE"), gap("FALSE", "FALSE")]
-    found = read_coreference(write(tmp_path, *lines))
+    found = pronouns(tmp_path, *lines)
     assert [named(pronoun) for pronoun in found] == [
         [["she"], ["Ann", "Lee"], ["Bea"]], [["she"], ["Bea"], ["Ann", "Lee"]], [["she"], ["Ann", "Lee"], []],
     ]  # fmt: skip
-    assert read_coreference(write(tmp_path, *lines, name="pronouns.tsv.gz")) == found
+    assert pronouns(tmp_path, *lines, name="pronouns.tsv.gz") == found
 
 
 def test_winobias(tmp_path):
@@ -40,7 +36,7 @@ def test_winobias(tmp_path):
         "1 [The chief] hired the cook because [she] needed help.",
         "2 The cook met the [the chief] and asked [her] [himself].",
     ]
-    assert [named(pronoun) for pronoun in read_coreference(write(tmp_path, *lines))] == [
+    assert [named(pronoun) for pronoun in pronouns(tmp_path, *lines)] == [
         [["she"], ["The", "chief"], []], [["her"], ["the", "chief"], []],
     ]  # fmt: skip
 
@@ -61,4 +57,4 @@ def test_winobias(tmp_path):
 )
 def test_what_is_neither_is_told_with_its_line(tmp_path, lines, message):
     with pytest.raises(GateError, match=message):
-        read_coreference(write(tmp_path, *lines))
+        pronouns(tmp_path, *lines)

@@ -1,6 +1,5 @@
 """Running text of the user's own: files of all kinds, where documents end, and what is refused."""
 
-import gzip
 import json
 import re
 
@@ -9,17 +8,13 @@ import pytest
 import torch
 
 from gates.errors import GateError
+from tests.training.data.texts import write
 from training.config.data import Documents
-from training.data.documents import DocumentsData, read_documents, set_aside
+from training.data.documents import DocumentsData, set_aside, stream_documents
 from training.tasks.base import IGNORED
 
 TEXT = "One story, first line.\nIts second line.\n\nAnother story.\n   \nA third one with déjà vu.\n"
 STORIES = ["One story, first line.\nIts second line.", "Another story.", "A third one with déjà vu."]
-
-
-def write(path, content=TEXT):
-    path.write_bytes(gzip.compress(content.encode()) if path.suffix == ".gz" else content.encode())
-    return str(path)
 
 
 def opened(train, test, **settings):
@@ -39,22 +34,16 @@ def opened(train, test, **settings):
 )
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
 def test_documents_of_a_text_file_end_where_it_is_said(tmp_path, documents, expected, name):
-    assert read_documents(write(tmp_path / name), documents) == expected
-    assert read_documents(write(tmp_path / name, TEXT.replace("\n", "\r\n")), documents) == expected
+    for text in (TEXT, TEXT.replace("\n", "\r\n"), f"\ufeff{TEXT}\n\n"):
+        assert list(stream_documents(write(tmp_path / name, text), documents)) == expected
 
 
-def test_files_with_columns_have_a_document_in_each_row(tmp_path):
-    lines = [json.dumps({"id": row, "text": text}) for row, text in enumerate(STORIES)]
-    write(tmp_path / "a.jsonl.gz", "\n".join(lines))
-    pd.DataFrame({"story": STORIES}).to_parquet(tmp_path / "a.parquet")
-    texts = []
-    for name in ("a.jsonl.gz", "a.parquet"):
-        data = DocumentsData(Documents(train_file=str(tmp_path / name), test_file=str(tmp_path / name)))
-        texts.append(data.load_documents())
-        assert texts[-1]["test"] == STORIES
-    assert texts[0] == texts[1]
+def test_the_only_column_has_the_documents_unless_one_is_named(tmp_path):
+    file = str(tmp_path / "a.parquet")
+    pd.DataFrame({"story": STORIES}).to_parquet(file)
+    assert DocumentsData(Documents(train_file=file, test_file=file)).load_documents()["test"] == STORIES
     data = DocumentsData(Documents(train_file=str(tmp_path / "a.parquet"), test_file="b.txt", text_column="text"))
-    with pytest.raises(GateError, match=r"no column 'text'; it has 'story'"):
+    with pytest.raises(GateError, match=r"no column 'text' for the text; it has 'story'"):
         data.load_documents()
 
 
@@ -70,7 +59,7 @@ def test_further_test_texts_are_splits_of_their_own(tmp_path):
     assert len({data.fingerprint() for data in (one, alone, other)}) == 3
     (tmp_path / "d.jsonl").write_text(json.dumps({"id": 1, "body": "one"}) + "\n")
     with pytest.raises(
-        GateError, match=r"test_news split has no column 'text'; it has 'id', 'body'\. Rename it: all files have one"
+        GateError, match=r"test_news split has no column for the text; it has 'id', 'body'\. Give --data.text_column, the same"
     ):
         opened(train, test, more_tests={"news": str(tmp_path / "d.jsonl")})
     (tmp_path / "c.txt").write_text(" \n")
@@ -92,20 +81,20 @@ def test_names_of_further_test_texts_are_those_of_columns_and_of_no_metric(name,
 
 
 def test_batches_are_padded_as_a_document_of_its_own(tmp_path):
-    data = opened(write(tmp_path / "a.txt", TEXT * 4), write(tmp_path / "b.txt"))
+    data = opened(write(tmp_path / "a.txt", TEXT * 4), write(tmp_path / "b.txt", TEXT))
     batches = list(data.test_dataloader())
     padded = next(batch for batch in batches if (batch["labels"] == IGNORED).any())
     length = int((padded["labels"][-1] != IGNORED).sum())
     assert length < 8
     assert padded["position_ids"][-1, length:].tolist() == list(range(8 - length))
     assert "attention_mask" not in padded
-    alone = opened(write(tmp_path / "a.txt", TEXT * 4), write(tmp_path / "b.txt"), packing=False)
+    alone = opened(write(tmp_path / "a.txt", TEXT * 4), write(tmp_path / "b.txt", TEXT), packing=False)
     for batch in alone.test_dataloader():
         assert torch.equal(batch["attention_mask"] == 1, batch["labels"] != IGNORED)
 
 
 def test_a_trained_tokenizer_is_taken_over_by_what_goes_on(tmp_path):
-    train, test = write(tmp_path / "a.txt", TEXT * 4), write(tmp_path / "b.txt")
+    train, test = write(tmp_path / "a.txt", TEXT * 4), write(tmp_path / "b.txt", TEXT)
     data = opened(train, test)
     data.write_files(tmp_path)
     again = DocumentsData(Documents(train_file=train, test_file=test, max_length=8, vocab_size=50))
@@ -118,7 +107,7 @@ def test_unknown_characters_of_an_evaluated_split_are_told(tmp_path):
     data = opened(write(tmp_path / "a.txt", TEXT * 4), write(tmp_path / "b.txt", "One 文 story"))
     (notice,) = data.notices
     assert "of the test split are unknown to the tokenizer" in notice
-    assert opened(write(tmp_path / "a.txt", TEXT * 4), write(tmp_path / "b.txt")).notices == []
+    assert opened(write(tmp_path / "a.txt", TEXT * 4), write(tmp_path / "b.txt", TEXT)).notices == []
 
 
 def test_a_part_is_set_aside_by_text():
@@ -132,10 +121,10 @@ def test_a_part_is_set_aside_by_text():
 
 def test_text_that_cannot_be_used_is_refused(tmp_path):
     with pytest.raises(GateError, match="does not exist"):
-        read_documents(str(tmp_path / "none.txt"), "line")
+        opened(str(tmp_path / "none.txt"), "b.txt")
     with pytest.raises(GateError, match="is empty"):
-        opened(write(tmp_path / "a.txt"), write(tmp_path / "b.txt", " \n"))
-    with pytest.raises(GateError, match="expected at least 2 tokens"):
+        opened(write(tmp_path / "a.txt", TEXT), write(tmp_path / "b.txt", " \n"))
+    with pytest.raises(GateError, match="max_length is 1; expected at least 2"):
         Documents(train_file="a", test_file="b", max_length=1)
     with pytest.raises(GateError, match=r"--data\.test_file is not"):
         Documents(train_file="a")
@@ -143,4 +132,4 @@ def test_text_that_cannot_be_used_is_refused(tmp_path):
         Documents()
     pd.DataFrame({"text": ["a", None]}).to_parquet(tmp_path / "a.parquet")
     with pytest.raises(GateError, match="'text' of document 2 of the train split is None"):
-        opened(str(tmp_path / "a.parquet"), write(tmp_path / "b.txt"))
+        opened(str(tmp_path / "a.parquet"), write(tmp_path / "b.txt", TEXT))

@@ -129,5 +129,5 @@ def test_hub_data_are_taken_as_they_are_stored(tmp_path):
     found = ImagesData(Images(dataset="some"))._columns_of("train", rows)
     assert found["class"][:] == ["sky", "sky", "rose", "rose"]
     assert found[0]["image"]["path"] == files[0]
-    with pytest.raises(GateError, match="no one column of the train split"):
+    with pytest.raises(GateError, match="the train split has no column 'picture' for the image"):
         ImagesData(Images(dataset="some", image_column="picture"))._columns_of("train", rows)

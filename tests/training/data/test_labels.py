@@ -1,10 +1,13 @@
-"""Labels that are no classes, and rows of a file that are not those that its writer meant."""
+"""Labels that are no classes, rows of a file that are not those that its writer meant, and files beyond all limits."""
 
 import pytest
 
 from gates.errors import GateError
-from training.data.files import read_table, refuse_blank_lines, refuse_broken_quotes
+from training.config.data import Text
+from training.data.files import LONGEST, read_table, refuse_broken_quotes
 from training.data.labels import check_classes
+from training.data.text import TextData
+from training.data.translation import read_lines
 
 
 @pytest.mark.parametrize("label", ["[0, 1, 0]", "[0 1 0]", "[1]", "[]", "{'a': 1}"])
@@ -13,8 +16,12 @@ def test_several_classes_for_one_example(label):
         check_classes({"train": ["a", label] * 5})
 
 
-def test_names_in_brackets_are_classes():
-    check_classes({"train": ["[person]", "[place]"] * 5})
+def test_names_in_brackets_are_classes_and_numbers_are_ordered():
+    assert check_classes({"train": ["[place]", "[person]", *map(str, range(12))] * 5}) == [
+        *map(str, range(12)),
+        "[person]",
+        "[place]",
+    ]
 
 
 @pytest.mark.parametrize(("one", "other"), [("1", "1.0"), ("yes", "Yes"), ("true", "True"), ("-1", "-1.0")])
@@ -36,16 +43,20 @@ def test_a_line_break_in_quotes_adds_no_row(tmp_path):
     assert read_table(str(file), quoting=True)["label"].tolist() == ["yes", "no", "yes"]
 
 
+def check_quotes(file, quoting=None):
+    refuse_broken_quotes(str(file), read_table(str(file), quoting=quoting), quoting)
+
+
 @pytest.mark.parametrize("rows", ['1\t"a\n2\tb"', '1\t"a ""b"" c\n2\td\n1\te"""'])
 def test_a_line_break_in_quotes_whose_halves_are_whole_rows(tmp_path, rows):
     file = tmp_path / "a.tsv"
     file.write_text(f"label\ttext\n1\tx\n{rows}\n")
     with pytest.raises(GateError, match=r"line 3 of '.*' begins a quoted field.*--data\.quoting true, or false"):
-        refuse_broken_quotes(str(file), None)
-    refuse_broken_quotes(str(file), True)
-    refuse_broken_quotes(str(file), False)
+        check_quotes(file)
+    for quoting in (True, False):
+        check_quotes(file, quoting)
     (tmp_path / "a.csv").write_text(file.read_text().replace("\t", ","))
-    refuse_broken_quotes(str(tmp_path / "a.csv"), None)
+    check_quotes(tmp_path / "a.csv")
 
 
 @pytest.mark.parametrize(
@@ -61,13 +72,19 @@ def test_a_line_break_in_quotes_whose_halves_are_whole_rows(tmp_path, rows):
 def test_quotation_marks_of_texts_are_left_alone(tmp_path, rows):
     file = tmp_path / "a.tsv"
     file.write_text(f"label\ttext\n{rows}\n")
-    refuse_broken_quotes(str(file), None)
+    check_quotes(file)
 
 
-def test_a_text_longer_than_a_field_of_csv_is_no_broken_quote(tmp_path):
-    (tmp_path / "a.tsv").write_text(f"label\ttext\n1\t{'x ' * 100_000}\n")
-    refuse_broken_quotes(str(tmp_path / "a.tsv"), None)
-    refuse_blank_lines(str(tmp_path / "a.tsv"))
+def test_a_text_may_be_longer_than_a_field_of_csv(tmp_path):
+    (tmp_path / "a.csv").write_text(f"label,text\n1,{'x ' * 100_000}\n")
+    assert len(read_table(str(tmp_path / "a.csv"))["text"][2]) == 200_000
+
+
+@pytest.mark.parametrize("end", ['1,"a', '"', 'a,"b\n'])
+def test_quotation_marks_that_are_not_closed(tmp_path, end):
+    (tmp_path / "a.csv").write_text(f"label,text\n1,a\n{end}")
+    with pytest.raises(GateError, match="ends within quotation marks; close them"):
+        read_table(str(tmp_path / "a.csv"))
 
 
 def test_a_mark_of_order_line_ends_and_blank_lines_add_nothing(tmp_path):
@@ -81,3 +98,39 @@ def test_true_is_not_one(tmp_path):
     file.write_text('{"text": "a", "label": 1}\n{"text": "b", "label": null}\n{"text": "c", "label": true}\n')
     with pytest.raises(GateError, match="mixes true or false with other values; write one kind"):
         read_table(str(file))
+
+
+# -- files that no model is meant for --
+
+LONG = "x" * (LONGEST + 1)
+
+
+def refused(file, said, reader=read_table, **more):
+    with pytest.raises(GateError, match=said) as caught:
+        reader(str(file), **more)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.tsv", f"text\tlabel\n{LONG}\t1\n"), ("a.jsonl", f'{{"text": "{LONG}"}}\n')])
+def test_a_line_that_is_too_long(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    refused(tmp_path / name, f"more than {LONGEST:,} bytes in line {2 if name.endswith('tsv') else 1}; expected one example")
+    refused(tmp_path / name, "bytes in line", reader=read_lines)
+
+
+def test_a_text_after_a_quotation_mark_that_is_not_closed(tmp_path):
+    line = "y" * 999 + "\n"
+    (tmp_path / "a.csv").write_text('text,label\n"x,1\n' + line * (LONGEST // 1000 + 1) + '",1\n')
+    refused(tmp_path / "a.csv", "'text' of line 1004 of .* characters; expected at most .*; close its quotation marks")
+
+
+def test_lists_in_lists_in_lists(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": ' + "[" * 100_000 + "]" * 100_000 + ', "label": 1}\n')
+    refused(tmp_path / "a.jsonl", "cannot be read as json")
+
+
+def test_a_share_that_leaves_nothing_to_train_on(tmp_path):
+    (tmp_path / "a.tsv").write_text("text\tlabel\n" + "a text\t1\nanother\t0\n" * 3)
+    data = TextData(Text(train_file=str(tmp_path / "a.tsv"), test_file=str(tmp_path / "a.tsv"), select_fraction=0.999))
+    with pytest.raises(GateError, match=r"select_fraction is 0.999, which leaves nothing of 6 examples to train on"):
+        data.load_splits()

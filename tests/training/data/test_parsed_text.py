@@ -1,4 +1,4 @@
-"""Trees that a parser makes of raw texts: a user's own function, or a pipeline of spaCy where that is installed."""
+"""Trees that a parser makes of raw texts: a user's own function, or a pipeline of spaCy."""
 
 import builtins
 import sys
@@ -67,28 +67,3 @@ def test_without_spacy_there_is_one_sentence(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(GateError, match=r"'en_core_web_sm' needs spaCy, which is not installed; run pip install"):
         parse_texts("en_core_web_sm", ["she sleeps"])
-
-
-# -- with spaCy ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def spacy():
-    return pytest.importorskip("spacy", reason="spaCy is not installed")
-
-
-def pipeline(spacy, *, parses=True):
-    """English words; every word depends on the one before, and full stops end sentences."""
-    made = spacy.blank("en")
-
-    def chain(document):
-        firsts = [token.i == 0 or document[token.i - 1].text == "." for token in document]
-        heads = [place if first else place - 1 for place, first in enumerate(firsts)]
-        words, spaces = [token.text for token in document], [bool(token.whitespace_) for token in document]
-        relations = ["ROOT" if first else "dep" for first in firsts]
-        return spacy.tokens.Doc(document.vocab, words=words, spaces=spaces, heads=heads, deps=relations)
-
-    if parses:
-        spacy.Language.component("chain_of_words", func=chain)
-        made.add_pipe("chain_of_words")
-    return made

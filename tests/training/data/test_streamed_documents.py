@@ -10,7 +10,6 @@ import torch
 from gates.errors import GateError
 from tests.training.causal_runs import MODEL
 from training.config.data import Documents
-from training.data import documents as streamed_documents
 from training.data.documents import DocumentsData, StreamedDocumentsData, StreamedRows
 from training.data.synthetic_text import generate_documents
 from training.fit import main as fit
@@ -86,9 +85,9 @@ def test_further_test_texts_are_streamed_as_the_first_are(files):
 
 def test_training_goes_over_all_texts_again_and_again_in_new_orders(files):
     data = opened(files)
-    documents = sum(len(row["starts"]) for row in islice(data.rows_of(STORIES[:80], at_once=9), 10_000))
+    documents = sum(len(row["starts"]) for row in islice(data.rows_of(STORIES[:80]), 10_000))
     assert documents > 80  # parts of documents
-    tokens = [token for row in data.rows_of(STORIES[:80], at_once=9) for token in row["labels"]]
+    tokens = [token for row in data.rows_of(STORIES[:80]) for token in row["labels"]]
     stream = data._endless()
     passes = [[], []]
     for own in passes:
@@ -137,7 +136,7 @@ def test_no_more_documents_are_read_than_batches_need(files, monkeypatch):
             asked += 1
             yield STORIES[asked % 80]
 
-    monkeypatch.setattr(streamed_documents, "AT_ONCE", 3)
+    monkeypatch.setattr(data, "at_once", 3)
     object.__setattr__(data.streams["train"], "texts", endless)
     rows, tokens = data.training_rows, 0
     for number in range(200):
@@ -195,24 +194,3 @@ def test_a_stopped_run_ends_as_an_unbroken_one(arguments, tmp_path, monkeypatch)
     for name, value in one.items():
         if torch.is_tensor(value):
             assert torch.equal(value, other[name]), name
-
-
-@pytest.mark.integration
-def test_a_stream_that_has_changed_is_not_gone_on_with(arguments, files, tmp_path, capsys):
-    train = tmp_path / "train.jsonl"
-    shutil.copy(files["train_file"], train)
-    more = ["--data.train_file", str(train), "--compare", "none", "--run_dir", str(tmp_path / "run")]
-    assert fit([*arguments, *more]) == 0
-    for name in ("metrics.json", "finished.json"):
-        (tmp_path / "run" / name).unlink()
-    train.write_text(train.read_text() + json.dumps({"text": "one more"}) + "\n")
-    assert fit([*arguments, *more, "--existing", "resume"]) == 2
-    assert "data (their content)" in capsys.readouterr().err
-
-
-def test_two_processes_share_the_batches_of_one(files):
-    data = opened(files)
-    alone = [list(batch) for batch in data.batches_of_run(epochs=1, first=0, rank=0, world=1)]
-    both = [list(data.batches_of_run(epochs=1, first=0, rank=rank, world=2)) for rank in (0, 1)]
-    joined = [sorted(one + other) for one, other in zip(*both, strict=True)]
-    assert joined == [first + second for first, second in zip(alone[::2], alone[1::2], strict=True)]

@@ -7,24 +7,17 @@ import pandas as pd
 import pytest
 
 from gates.errors import GateError
+from tests.training.data.texts import write
 from training.config.data import Documents
-from training.data.documents import TextStream, open_streams, read_documents, stream_documents
+from training.data.documents import TextStream, open_streams
 
 TEXTS = [f"Story {number}, \u201cdéjà vu\u201d.\nIt has {number} lines, or 2." for number in range(40)]
 LINES = [text.replace("\n", " ") for text in TEXTS]
 
 
-def write(path, content):
-    path.write_bytes(gzip.compress(content.encode()) if path.suffix == ".gz" else content.encode())
-    return str(path)
-
-
-def told(file, **more):
-    return Documents(train_file=str(file), test_file=str(file), streaming=True, train_blocks=8, **more)
-
-
 def texts_of(file, seed=None, buffer=1, **more):
-    return list(open_streams(told(file, **more))["train"].texts(seed, buffer))
+    options = Documents(train_file=str(file), test_file=str(file), **({"streaming": True, "train_blocks": 8} | more))
+    return list(open_streams(options)["train"].texts(seed, buffer))
 
 
 @pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl", "a.jsonl.gz", "a.parquet"])
@@ -36,15 +29,7 @@ def test_texts_of_every_format_come_as_they_are(tmp_path, name):
         write(file, "".join(json.dumps(row) + "\n" for row in table.to_dict("records")))
     else:
         table.to_parquet(file)
-    assert texts_of(file) == TEXTS
-
-
-@pytest.mark.parametrize("documents", ["blank_line", "line"])
-@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
-def test_documents_end_where_those_that_are_read_whole_do(tmp_path, documents, name):
-    text = "\ufeff  One, first line.\n Its second line.\r\n\r\nAnother.\n   \n\n\n A third one \n"
-    file = write(tmp_path / name, text)
-    assert list(stream_documents(file, documents)) == read_documents(file, documents)
+    assert texts_of(file) == texts_of(file, streaming=False, train_blocks=None) == TEXTS
 
 
 def test_the_order_is_that_of_the_seed(tmp_path):
@@ -81,7 +66,7 @@ def test_what_cannot_be_streamed_is_refused(tmp_path):
         texts_of(tmp_path / "none.txt")
     with pytest.raises(GateError, match=r"has the ending '.csv'; expected .txt, .jsonl"):
         texts_of(write(tmp_path / "a.csv", "x"))
-    with pytest.raises(GateError, match=r"no column 'text'; it has 'a', 'b'. Set --data.text_column"):
+    with pytest.raises(GateError, match=r"no column for the text; it has 'a', 'b'. Give --data.text_column"):
         texts_of(write(tmp_path / "a.jsonl", '{"a": "x", "b": "y"}\n'))
     with pytest.raises(GateError, match="the train split"):
         texts_of(write(tmp_path / "b.jsonl", "no json\n"))

@@ -1,17 +1,18 @@
 """Words with tags: what files hold, where labels stand, and what is refused."""
 
-import gzip
 import json
 
 import datasets
 import pytest
-from transformers import BertTokenizerFast
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import BertTokenizerFast, PreTrainedTokenizerFast
 
 from gates.errors import GateError
+from tests.training.data.texts import write
 from training.config.data import Tags
 from training.data.synthetic import build_tokenizer
 from training.data.tagged_files import Tagged, check_tags, read_tagged
-from training.data.tags import TagsData
+from training.data.tags import TagsData, encode_words
 from training.tasks.base import IGNORED
 
 OPTIONS = Tags(train_file="a", test_file="b")
@@ -22,12 +23,6 @@ CONLLU = (
 )
 
 
-def written(folder, name, text):
-    path = folder / name
-    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
-    return str(path)
-
-
 def lines(*sentences):
     """Sentences as word/tag texts in CoNLL columns."""
     return "\n\n".join("\n".join(word.replace("/", "\t") for word in own.split()) for own in sentences) + "\n"
@@ -35,7 +30,7 @@ def lines(*sentences):
 
 def opened(folder, train, test=None, tokenizer=None, stated=None, **more):
     (tokenizer or build_tokenizer()).save_pretrained(folder / "tokenizer")
-    files = {"train_file": written(folder, "train.conll", train), "test_file": written(folder, "test.conll", test or train)}
+    files = {"train_file": write(folder / "train.conll", train), "test_file": write(folder / "test.conll", test or train)}
     data = TagsData(Tags(**files, select_file=files["test_file"], tokenizer=str(folder / "tokenizer"), **more))
     data.build(None, stated)
     return data
@@ -43,7 +38,7 @@ def opened(folder, train, test=None, tokenizer=None, stated=None, **more):
 
 @pytest.mark.parametrize("name", ["a.conll", "a.txt", "a.bio.gz"])
 def test_conll_columns(tmp_path, name):
-    found = read_tagged(written(tmp_path, name, CONLL), OPTIONS)
+    found = read_tagged(write(tmp_path / name, CONLL), OPTIONS)
     assert found == [Tagged(["the", "king"], ["O", "B-PER"]), Tagged(["fox", "sees", "#"], ["B-ANI", "O", "O"])]
     of_second = Tags(train_file="a", test_file="b", tags_column="2")
     assert read_tagged(str(tmp_path / name), of_second)[0].tags == ["DT", "NN"]
@@ -52,13 +47,13 @@ def test_conll_columns(tmp_path, name):
 @pytest.mark.parametrize(("column", "tags"), [(None, ["ADP", "DET", "NOUN"]), ("xpos", ["APPR", "ART", "NN"])])
 def test_conllu_has_syntactic_words(tmp_path, column, tags):
     options = Tags(train_file="a", test_file="b", tags_column=column)
-    assert read_tagged(written(tmp_path, "a.conllu.gz", CONLLU), options) == [Tagged(["zu", "dem", "Ort"], tags)]
+    assert read_tagged(write(tmp_path / "a.conllu.gz", CONLLU), options) == [Tagged(["zu", "dem", "Ort"], tags)]
 
 
 def test_lists_of_words_and_tags(tmp_path):
     rows = [{"tokens": ["the", "king"], "ner_tags": ["O", "B-PER"], "id": 1}, {"tokens": ["fox"], "ner_tags": ["O"], "id": 2}]
     found = [Tagged(["the", "king"], ["O", "B-PER"]), Tagged(["fox"], ["O"])]
-    assert read_tagged(written(tmp_path, "a.jsonl", "\n".join(map(json.dumps, rows))), OPTIONS) == found
+    assert read_tagged(write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows))), OPTIONS) == found
     datasets.Dataset.from_list(rows).to_parquet(tmp_path / "a.parquet")
     assert read_tagged(str(tmp_path / "a.parquet"), OPTIONS) == found
 
@@ -83,7 +78,7 @@ def test_lists_of_words_and_tags(tmp_path):
 )
 def test_what_a_file_lacks_is_told_with_its_place(tmp_path, name, text, said):
     with pytest.raises(GateError, match=said):
-        read_tagged(written(tmp_path, name, text), OPTIONS)
+        read_tagged(write(tmp_path / name, text), OPTIONS)
 
 
 def test_tags_of_training_are_all_there_are():
@@ -165,5 +160,40 @@ def test_hub_data_name_their_tags(tmp_path):
     data = TagsData(Tags(dataset="some"))
     assert data._of_hub("train", rows) == [Tagged(["the", "king"], ["O", "B-PER"])]
     hidden = datasets.Dataset.from_dict({"tokens": [["the"]], "ner_tags": [[-1]]}, features=features)
-    with pytest.raises(GateError, match="hidden tags"):
+    with pytest.raises(GateError, match="hidden labels"):
         data._of_hub("test", hidden)
+
+
+# -- words and the pieces that they are cut into --
+
+
+def make_tokenizer(*, spaces):
+    """One token per letter between special tokens; with spaces, a mark of its own for the space before a word."""
+    letters = ["Ġ", *"abc"] if spaces else [*"abc", "##a", "##b", "##c"]
+    vocabulary = {token: number for number, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *letters])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []) if spaces else models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False) if spaces else pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]")
+
+
+def test_every_piece_has_its_word():
+    tokenizer = make_tokenizer(spaces=False)
+    (pieces,) = encode_words(tokenizer, [["ab", "c", " ", "cc"]], None)  # the third has no piece
+    assert tokenizer.convert_ids_to_tokens(pieces.ids) == ["[CLS]", "a", "##b", "c", "c", "##c", "[SEP]"]
+    assert pieces.words == [-1, 0, 0, 1, 3, 3, -1]
+
+
+def test_words_behind_a_space_keep_it():
+    tokenizer = make_tokenizer(spaces=True)
+    (pieces,) = encode_words(tokenizer, [["ab", "c"]], None)
+    assert tokenizer.convert_ids_to_tokens(pieces.ids) == ["[CLS]", "a", "b", "Ġ", "c", "[SEP]"]
+    assert pieces.words == [-1, 0, 0, 1, 1, -1]
+
+
+def test_sentences_that_are_too_long_or_without_a_piece_are_left_out():
+    tokenizer = make_tokenizer(spaces=True)
+    found = encode_words(tokenizer, [["ab"], ["abc"], ["z"]], 4)
+    assert [pieces is None for pieces in found] == [False, True, True]

@@ -7,6 +7,7 @@ from datasets import Dataset
 from transformers import BertConfig
 
 from gates.errors import GateError
+from tests.training.data import texts
 from training.config.data import Text
 from training.data.synthetic import build_tokenizer
 from training.data.text import TextData, read_file, set_aside
@@ -16,13 +17,7 @@ ROWS = [("the fox sees the basil", "1"), ("a \"quoted, word' here", "0"), ("NA",
 
 
 def write(path, rows=ROWS, header=("sentence", "label"), separator="\t"):
-    lines = ([separator.join(header)] if header else []) + [separator.join(row) for row in rows]
-    text = "\n".join(lines) + "\n"
-    if path.suffix == ".gz":
-        path.write_bytes(gzip.compress(text.encode()))
-    else:
-        path.write_text(text, encoding="utf-8")
-    return str(path)
+    return texts.write(path, "".join(f"{separator.join(row)}\n" for row in (header, *rows)))
 
 
 @pytest.fixture
@@ -54,12 +49,6 @@ def test_every_format_reads_the_same(tmp_path, name):
     assert [(str(row["sentence"]), str(row["label"])) for row in table] == ROWS
 
 
-def test_columns_can_be_named_for_a_file_without_header(tmp_path):
-    table = read_file(write(tmp_path / "a.tsv", header=None), columns=["sentence", "label"])
-    assert table.num_rows == len(ROWS)
-    assert table[0]["sentence"] == ROWS[0][0]
-
-
 def test_splits_pairs_and_labels(tmp_path, data):
     rows = [("the fox", "the king", label) for label in ("no", "yes", "maybe")] * 10
     for name in ("train.tsv", "test.tsv"):
@@ -89,30 +78,6 @@ def test_one_line_describes_the_data(tmp_path, data):
     assert "class 4, and 2 more)" in module.describe()
 
 
-def test_number_labels_are_ordered_as_numbers(tmp_path, data):
-    for name in ("train.tsv", "test.tsv"):
-        write(tmp_path / name, [("the fox", str(label)) for label in range(12)] * 2)
-    module = data()
-    module.build(None)
-    assert module.labels == [str(label) for label in range(12)]
-
-
-def test_a_fine_tuned_models_label_order_is_kept(tmp_path, data):
-    for name in ("train.tsv", "test.tsv"):
-        write(tmp_path / name, [("the fox", "negative"), ("the king", "positive")] * 10)
-    module = data()
-    module.build(None, ["POSITIVE", "NEGATIVE"])
-    assert module.labels == ["positive", "negative"]
-
-
-def test_scoring_rows_are_a_random_choice_of_the_training_split(tmp_path, data):
-    for name in ("train.tsv", "test.tsv"):
-        write(tmp_path / name, [("the fox", str(i % 2)) for i in range(100)])
-    module = data(score_rows=20)
-    module.build(None)
-    assert sum(len(batch["labels"]) for batch in module.score_dataloader()) == 20
-
-
 BAD = {
     "missing": (None, "does not exist"),
     "empty": ("", "is empty"),
@@ -124,7 +89,7 @@ BAD = {
     "numbers": ("sentence\tlabel\n" + "".join(f"x\t0.{i}\n" for i in range(40)), "expected classes"),
     "one row": ("sentence\tlabel\nx\t1\n", "one example"),
     "one class": ("sentence\tlabel\n" + "x\t1\n" * 20, "at least two classes"),
-    "ragged": ("sentence\tlabel\nx\t1\ny\t0\tz\tz\n", "cannot be read"),
+    "ragged": ("sentence\tlabel\nx\t1\ny\t0\tz\tz\n", r"line 3 of .* has 4 fields and the file 2 columns"),
 }
 
 
@@ -217,4 +182,4 @@ def test_a_length_that_leaves_nothing_of_a_text_is_refused(tmp_path, data, pair,
 def test_the_sentence_is_no_second_sentence(tmp_path, data):
     write(tmp_path / "train.tsv")
     with pytest.raises(GateError, match="one column in two roles"):
-        data(test="train.tsv", pair_column="sentence").build(None)
+        data(test="train.tsv", text_column="sentence", pair_column="sentence").build(None)

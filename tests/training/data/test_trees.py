@@ -1,11 +1,10 @@
 """CoNLL-U by the format's own meaning, and one sentence with file and line for what is none."""
 
-import gzip
-
 import pytest
 
 from gates.errors import GateError
-from training.data.trees import read_treebank, relations_of
+from tests.training.data.texts import write
+from training.data.trees import read_lines, read_treebank, relations_of
 
 
 def row(number, form, head, relation, *, features="_"):
@@ -15,17 +14,14 @@ def row(number, form, head, relation, *, features="_"):
 GOOD = [row(1, "She", 2, "nsubj"), row(2, "sleeps", 0, "root"), row(3, ".", 2, "punct")]
 
 
-def write(folder, *sentences, name="trees.conllu"):
-    path = folder / name
-    text = "".join("\n".join(lines) + "\n\n" for lines in sentences)
-    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
-    return str(path)
+def treebank(folder, *sentences, name="trees.conllu"):
+    return write(folder / name, "".join("\n".join(lines) + "\n\n" for lines in sentences))
 
 
 def test_words_heads_and_relations(tmp_path):
-    (tree,) = read_treebank(write(tmp_path, ["# text = She sleeps.", *GOOD]))
+    (tree,) = read_treebank(treebank(tmp_path, ["# text = She sleeps.", *GOOD]))
     assert (tree.words, tree.heads, tree.relations) == (["She", "sleeps", "."], [1, -1, 1], ["nsubj", "root", "punct"])
-    assert read_treebank(write(tmp_path, GOOD, GOOD, name="trees.conllu.gz")) == [tree, tree]
+    assert read_treebank(treebank(tmp_path, GOOD, GOOD, name="trees.conllu.gz")) == [tree, tree]
 
 
 def test_tokens_of_several_words_empty_nodes_and_enhanced_dependencies(tmp_path):
@@ -34,7 +30,7 @@ def test_tokens_of_several_words_empty_nodes_and_enhanced_dependencies(tmp_path)
         row(3, "Haus", 0, "root")[:-3] + "0:root|2.1:dep\tSpaceAfter=No",
         "\t".join(["3.1", "nothing", *"_____", "_", "3:dep", "_"]),
     ]  # fmt: skip
-    (tree,) = read_treebank(write(tmp_path, lines))
+    (tree,) = read_treebank(treebank(tmp_path, lines))
     assert (tree.words, tree.heads) == (["zu", "dem", "Haus"], [2, 2, -1])
 
 
@@ -58,13 +54,20 @@ def test_tokens_of_several_words_empty_nodes_and_enhanced_dependencies(tmp_path)
 )
 def test_what_is_no_treebank_is_told_with_its_line(tmp_path, lines, message):
     with pytest.raises(GateError, match=message):
-        read_treebank(write(tmp_path, lines))
+        read_treebank(treebank(tmp_path, lines))
 
 
 def test_relations_by_frequency_or_as_asked_for(tmp_path):
-    trees = read_treebank(write(tmp_path, GOOD, GOOD, [row(1, "Go", 0, "root"), row(2, "home", 1, "advmod")]))
+    trees = read_treebank(treebank(tmp_path, GOOD, GOOD, [row(1, "Go", 0, "root"), row(2, "home", 1, "advmod")]))
     assert relations_of(trees) == ["nsubj", "advmod"]
     assert relations_of(trees, ["advmod"]) == ["advmod"]
     assert relations_of(trees, ["punct"]) == ["punct"]  # left out only where nothing is asked for
     with pytest.raises(GateError, match="the treebank has no relation 'dobj'; it has advmod, nsubj, punct, root"):
         relations_of(trees, ["nsubj", "dobj"])
+
+
+def test_lines_of_texts(tmp_path):
+    (tmp_path / "texts.txt").write_text("one two\n\n three \n")
+    assert read_lines(str(tmp_path / "texts.txt")) == ["one two", "three"]
+    with pytest.raises(GateError, match="does not exist"):
+        read_lines(str(tmp_path / "none.txt"))

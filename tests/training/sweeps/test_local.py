@@ -25,7 +25,7 @@ from tests.training.sweeps.files import COMMAND, GRID, quick_sweep, stand_in, wr
 from training.commands.table import run_command
 from training.fit import main as fit
 from training.runs.directory import only_writer
-from training.sweeps.local import description_of
+from training.sweeps.local import description_of, end, last_error, trial_environment
 from training.sweeps.space import read_sweep
 from training.sweeps.study import Trials, opened
 
@@ -215,6 +215,37 @@ def test_ctrl_c_ends_the_trials_and_the_same_command_continues(sent, tmp_path, c
     assert list(table["model.price"][:2]) == list(before["model.price"])
 
 
+def test_each_job_has_a_gpu_where_there_are_several(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    assert [trial_environment(3, slot)["CUDA_VISIBLE_DEVICES"] for slot in range(3)] == ["4", "7", "4"]
+    assert trial_environment(1, 0)["CUDA_VISIBLE_DEVICES"] == "4,7"
+
+
+def test_a_process_that_ignores_ctrl_c_is_killed(monkeypatch):
+    monkeypatch.setattr("training.sweeps.local.GRACE", 0.5)
+    code = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); print(flush=True); time.sleep(100)"
+    process = subprocess.Popen([sys.executable, "-c", code], process_group=0, stdout=subprocess.PIPE)
+    with process:
+        process.stdout.readline()
+        end([process])
+    assert process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("log", "returncode", "why"),
+    [
+        ("a warning\nerror: the budget is 99\nmore\n", 2, "the budget is 99"),
+        ("Traceback\nValueError: a mistake\n\n", 1, "ValueError: a mistake"),
+        ("", 1, "exit code 1"),
+        ("error: too late\n", -9, "ended by SIGKILL"),
+    ],
+)
+def test_why_a_trial_failed(tmp_path, log, returncode, why):
+    (tmp_path / "0.log").write_text(log)
+    assert last_error(tmp_path / "0.log", returncode) == why
+
+
 # -- for real ----------------------------------------------------------------------------------------------------
 
 
@@ -319,17 +350,3 @@ def test_the_agents_trial_is_an_offline_run_of_the_sweep(tmp_path, monkeypatch):
     assert (config["model.price"], config["model"]["price"], config["model"]["budget"]) == (0.25, 0.25, None)
     assert {"select/loss", "select/accuracy"} <= set(summary)
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["model"]["gate_learning_rate"] == 0.2
-
-
-def test_a_sweep_continues_with_the_configurations_that_it_began_with(tmp_path, capsys, quick, monkeypatch):
-    """A file may change under the same name."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("training.sweeps.local.configurations_in", lambda command: ["more.yaml"])
-    Path("more.yaml").write_text("seed: 1\n")
-    line = [quick_sweep(tmp_path), "--run_dir", "sweep", "--trials", "1", "--", "--config=more.yaml"]
-    assert main(line) == 0
-    before = Path("sweep/sweep.csv").read_bytes()
-    Path("more.yaml").write_text("seed: 2\n")
-    assert main(line) == 2
-    assert "holds a sweep with other configurations" in capsys.readouterr().err
-    assert Path("sweep/sweep.csv").read_bytes() == before

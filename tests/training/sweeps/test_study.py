@@ -4,7 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import optuna
 import pandas as pd
 import pytest
 import yaml
@@ -121,21 +120,6 @@ def test_bayesian_trials_of_two_machines_differ(tmp_path):
     assert len({trial.values["model.price"] for trial in one.begun()}) == 4
 
 
-def test_bayes_comes_closer_than_random(tmp_path):
-    """16 trials on a parabola: TPE gathers at its minimum, which random draws do not."""
-    found = {}
-    for method in ("random", "bayes"):
-        sweep = read_sweep(Path(quick_sweep(tmp_path, method=method)))
-        trials = Trials(optuna.create_study(), sweep, 16, 0)
-        trials.plan()
-        while trials.are_left():
-            number = trials.begin()
-            price = trials.begun()[-1].values["model.price"]
-            trials.end(number, (price - 0.3) ** 2)
-        found[method] = pd.Series([abs(trial.values["model.price"] - 0.3) for trial in trials.begun()[8:]]).median()
-    assert found["bayes"] < 0.5 * found["random"]
-
-
 def test_another_sweep_of_the_name_and_another_place_are_refused(tmp_path, capsys):
     storage, run = storage_of(tmp_path), str(tmp_path / "run")
     assert main([quick_sweep(tmp_path), "--run_dir", run, "--storage", storage, "--trials", "1"]) == 0
@@ -165,10 +149,3 @@ def test_databases_that_cannot_be_used_are_one_sentence(url, said, tmp_path):
         pytest.fail("it is opened")
     assert "secret" not in str(caught.value)
     assert without_password("postgresql://me:secret@host/a") == "postgresql://me:***@host/a"
-
-
-def test_a_database_that_goes_away_ends_the_sweep_with_one_sentence(tmp_path):
-    sweep = read_sweep(Path(quick_sweep(tmp_path)))
-    with pytest.raises(GateError, match=r"the server is gone.*then the same command continues"):  # noqa: SIM117
-        with opened(tmp_path, sweep, storage_of(tmp_path)):
-            raise optuna.exceptions.StorageInternalError("the server is gone")

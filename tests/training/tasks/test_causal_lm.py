@@ -11,10 +11,9 @@ from gates.scores.attention import AttentionEntropy
 from gates.scores.importance import gradient_rows
 from gates.scores.observe import observe_entropy
 from tests.training.causal_runs import GROUPED, MODEL, make_data, make_pruner, make_subject
-from training.config import RefitSearch, Source
+from training.config import Source
 from training.pruner.distillation import Teacher, distillation_terms
 from training.pruner.module import evaluate
-from training.scoring.refits import quality, refit_if_better_
 from training.tasks import CausalLM
 from training.tasks.base import IGNORED
 
@@ -98,23 +97,6 @@ def test_importance_and_entropy_do_not_cross_documents(subject, batch):
     torch.testing.assert_close(entropies[0].compute(), entropies[1].compute(), atol=1e-5, rtol=1e-4)
 
 
-def test_a_token_depends_on_nothing_behind_it_or_in_another_document(subject, batch):
-    """Changed one at a time."""
-    with subject.at_rest(), torch.no_grad():
-        logits = subject.task.losses(subject.backbone, batch)[1]
-        row = int((batch["position_ids"][:, 1:] == 0).any(-1).nonzero()[0])
-        border = int((batch["position_ids"][row, 1:] == 0).nonzero()[0]) + 1
-        for place in (border - 1, border + 1):
-            changed = batch | {"input_ids": batch["input_ids"].clone()}
-            changed["input_ids"][row, place] = (changed["input_ids"][row, place] + 5) % 50
-            same = torch.isclose(subject.task.losses(subject.backbone, changed)[1][row], logits[row], atol=1e-4).all(-1)
-            expected = torch.ones_like(same)
-            expected[place : border if place < border else None] = False
-            next_start = next((at for at in range(border + 1, len(same)) if batch["position_ids"][row, at] == 0), len(same))
-            expected[next_start:] = True
-            assert same.tolist() == expected.tolist()
-
-
 def test_the_loss_of_training_is_the_mean_over_tokens(subject, batch):
     losses, logits = subject.task.losses(subject.backbone, batch)
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
@@ -174,15 +156,6 @@ def test_padding_teaches_nothing(data, batch):
             )
     assert float(terms[0][0]) > 0
     torch.testing.assert_close(terms[0], terms[1])
-
-
-def test_a_refit_stays_if_it_lowers_perplexity(data):
-    subject = make_subject(data)
-    dense = {name: parameter.detach().clone() for name, parameter in subject.backbone.named_parameters()}
-    mask = torch.tensor([1.0, 0, 0, 1, 0, 1, 0, 0])
-    found = refit_if_better_(subject, mask, RefitSearch(rows=8), dense)
-    assert found.is_applied == (found.refitted <= found.unrefitted)
-    assert quality(subject, mask) == pytest.approx(min(found.refitted, found.unrefitted), rel=1e-5)
 
 
 @pytest.mark.parametrize(

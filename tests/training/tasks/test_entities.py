@@ -5,9 +5,15 @@ import re
 
 import numpy as np
 import pytest
+import torch
 
+from training.config import Source
+from training.data.synthetic import build_tokenizer
 from training.stats.bootstrap import majority_tag, metric_values, resample_metric
+from training.tasks import TokenClassification
 from training.tasks.token_classification import EntityF1, entities, entity_counts, entity_f1, scheme_of, stray_tag
+
+TINY_BERT = {"model_type": "bert", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
 
 
 @pytest.mark.parametrize(
@@ -75,3 +81,17 @@ def test_statistics_resample_sentences():
 
 def test_a_split_without_entities_has_none():
     assert metric_values(np.array(["O O", "O"]), np.array(["O O", "O"]), "entity_f1") == 0
+
+
+def test_the_loss_is_transformers_own_over_a_batch():
+    torch.manual_seed(0)
+    task = TokenClassification(["O", "B-X", "I-X"], "BIO")
+    model = task.build(Source(from_scratch=TINY_BERT), build_tokenizer()).eval()
+    labels = torch.tensor([[-100, 0, 1, 2], [-100, 1, -100, -100]])
+    ids = torch.tensor([[3, 4, 5, 6], [7, 5, 4, 1]])
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+    losses, logits = task.losses(model, batch)
+    assert (losses.shape, logits.shape) == ((2,), (2, 4, 3))
+    torch.testing.assert_close(task.batch_loss(losses, batch), model(**batch).loss)
+    assert task.example_weights(batch).tolist() == [3, 1]
+    assert task.predictions(logits, batch)[1] == ["O B-X I-X", "B-X"]

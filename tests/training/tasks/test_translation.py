@@ -11,7 +11,7 @@ from gates.scores.attention import AttentionEntropy
 from gates.scores.importance import head_gradients
 from gates.scores.observe import observe_entropy
 from gates.surgery.remove import remove_heads_, zero_heads_
-from tests.models import build, values_of_a_call
+from tests.models import build
 from tests.training.translation_runs import MODEL, make_data, make_pruner
 from training.config import Source
 from training.data.translation import language_token, set_languages
@@ -281,27 +281,3 @@ def test_greedy_decoding_takes_the_likeliest_token_each_time(data, pruner):
             if ids[-1] == 1:
                 break
     assert found.tolist()[: len(ids)] == ids
-
-
-@pytest.mark.parametrize(
-    "settings", [{}, {"gate": "clamped-linear", "price": 0.5}, {"budget": None, "price": {"encoder": 0.5}}]
-)
-def test_kinds_that_are_not_pruned_are_trained_whole(settings, data):
-    """A kind that keeps all its heads has no noise on them while others are pruned, and costs nothing."""
-    pruner = make_pruner(data, **settings)
-    gates, encoder = pruner.gates, pruner.gates.kind_index() == 0
-    gates.mode = "stochastic"
-    pruner.train()
-    with torch.no_grad():
-        gates.log_alpha.fill_(-1.0)
-    batch = next(iter(data.val_dataloader()))
-    drawn = values_of_a_call(gates, lambda: pruner.task.losses(pruner.backbone, batch))
-    assert (drawn[..., ~encoder] == 1).all()
-    assert (drawn[..., encoder] != 1).any()
-    assert (pruner.steering.prices[~encoder] == 0).all()
-    mask = pruner.steering.learned_mask()
-    assert (mask[~encoder] == 1).all()
-    if settings.get("budget", 3) is None:
-        assert mask[encoder].sum() == (gates.values()[encoder] > 0).sum()
-    else:
-        assert mask[encoder].sum() == 3
