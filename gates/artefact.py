@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from gates.attention.sites import KINDS
 from gates.errors import GateError, first_line
-from gates.files import replacing
+from gates.files import read_json, replacing
 from gates.gating.hard_concrete import Stretch
 from gates.gating.head_gates import HeadGates, Mode, summary
 from gates.gating.schedule import BudgetController
@@ -155,12 +155,7 @@ class GateConfig:
         Raises:
             GateError: If the file cannot be read, is not a JSON object, or has unknown or ill-typed fields.
         """
-        try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise GateError(f"cannot read the gate configuration {str(path)!r}: {error.strerror or error}") from error
-        except (ValueError, RecursionError) as error:
-            raise GateError(f"{str(path)!r} is not a gate configuration: it is not JSON ({error})") from error
+        content = read_json(path, "gate configuration")
         if not isinstance(content, dict):
             raise GateError(f"{str(path)!r} is not a gate configuration: expected a JSON object")
         known = [field.name for field in fields(cls)]

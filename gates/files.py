@@ -8,12 +8,14 @@ library raised.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from gates.errors import GateError
 
@@ -108,6 +110,16 @@ def written_whole(directory: Path, *, overwrite: bool = False) -> Iterator[Path]
             remove(old)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def read_json(path: str | os.PathLike[str], what: str) -> Any:
+    """Return the content of a JSON file; raise :class:`GateError`, which calls the file ``what``, if it cannot be read."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise GateError(f"cannot read the {what} {os.fspath(path)!r}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise GateError(f"{os.fspath(path)!r} is not a {what}: it is not JSON ({error})") from error
 
 
 def partial_of(path: Path) -> Path:

@@ -58,11 +58,6 @@ class ExampleAxis:
         """Return whether ``shape``, ``[..., features]``, has such an axis."""
         return self.axis < len(shape) - 1 and shape[self.axis] == examples * self.fold
 
-    def spread(self, values: Tensor, dimensions: int) -> Tensor:
-        """Expand values ``[examples, gates]`` to values of the rows, ``[..., gates]``, with size 1 on all other axes."""
-        folded = self.folded(values)
-        return folded.view(*self.sizes(len(folded), dimensions), -1)
-
     def folded(self, values: Tensor) -> Tensor:
         """Repeat values ``[examples, gates]`` for the rows of each example, ``[examples * fold, gates]``."""
         if self.fold == 1:

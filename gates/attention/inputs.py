@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from gates.attention.modes import evaluating, is_sharded, kept_generators
-from gates.attention.own_method import call_output
+from gates.attention.own_method import calling_outputs
 from gates.attention.sites import find_attention, weight_by_output
 from gates.errors import GateError, first_line
 
@@ -391,10 +391,8 @@ def _left_out(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[str]
     except GateError:  # no heads are left, or none is known
         sites = []
     missing = {site.name for site in sites}
-    with ExitStack() as stack:
+    with calling_outputs(model), ExitStack() as stack:
         for site in sites:
-            for handle in call_output(site.module):
-                stack.callback(handle.remove)
             reached = site.output.register_forward_pre_hook(lambda _module, _inputs, name=site.name: missing.discard(name))
             stack.callback(reached.remove)
         output = model(**inputs)[0]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import MethodType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,14 +16,8 @@ from torch.distributed.tensor import DTensor
 from gates.attention.own_method import OwnMethod
 
 
-class HasModules(Protocol):
-    """Describe a module with submodules."""
-
-    def modules(self) -> Iterator[nn.Module]: ...
-
-
 @contextmanager
-def evaluating(*models: HasModules) -> Iterator[None]:
+def evaluating(*models: nn.Module) -> Iterator[None]:
     """Put modules and their submodules into evaluation mode, without dropout; each returns to its own mode afterwards."""
     training = [module for model in models for module in model.modules() if module.training]
     try:
@@ -57,17 +51,13 @@ def evaluation_copy(module: nn.Module) -> tuple[nn.Module, dict[nn.Module, nn.Mo
     return copies[module], copies
 
 
-class _Thread(threading.local):
-    runs_copy = False
-
-
-_THREAD = _Thread()
+_THREAD = threading.local()
 
 
 @contextmanager
 def running_copy() -> Iterator[None]:
     """Mark that this thread runs a copy, so that :func:`check_original` raises an error."""
-    before, _THREAD.runs_copy = _THREAD.runs_copy, True
+    before, _THREAD.runs_copy = getattr(_THREAD, "runs_copy", False), True
     try:
         yield
     finally:
@@ -76,7 +66,7 @@ def running_copy() -> Iterator[None]:
 
 def check_original() -> None:
     """Raise an error where a copy runs the original module, as a ``forward`` that was replaced by a closure does."""
-    if _THREAD.runs_copy:
+    if getattr(_THREAD, "runs_copy", False):
         raise RuntimeError("the copy of a module runs the original")
 
 

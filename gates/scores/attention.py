@@ -319,11 +319,11 @@ def normalised_entropy(entropy: Tensor, visible: Tensor) -> Tensor:
 class AttentionEntropy(AttentionMetric):
     """Average the normalised attention entropy of every head. Queries that see one key do not count.
 
-    >>> from gates import find_attention, observe_entropy
+    >>> from gates import find_attention, observe_attention
     >>> from transformers import BertConfig, BertModel
     >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4)).eval()
     >>> entropy = AttentionEntropy(sites := find_attention(model))
-    >>> with torch.no_grad(), observe_entropy(model, sites, entropy, {"encoder": None}):
+    >>> with torch.no_grad(), observe_attention(model, sites, [entropy], {"encoder": None}):
     ...     _ = model(torch.randint(50, (3, 7)))
     >>> bool((entropy.compute() <= 1).all())  # 1 where a head attends to all keys alike
     True

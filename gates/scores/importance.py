@@ -309,19 +309,6 @@ def check_rows(gradients: Tensor, heads: int) -> None:
         raise GateError(f"the gradients have shape {list(gradients.shape)}; expected [samples, {heads}], one row per example")
 
 
-def _importance_update(gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Return the sums of ``|g|``, ``g`` and ``g^2`` over the rows ``[samples, heads]``, and the number of rows."""
-    gradients = gradients.double()
-    return gradients.abs().sum(0), gradients.sum(0), gradients.square().sum(0), gradients.shape[0]
-
-
-def _importance_compute(absolute: Tensor, signed: Tensor, square: Tensor, samples: Tensor) -> Importance:
-    """Return means from sums. The variance of ``|g|`` needs no further sum because ``|g|^2 = g^2``."""
-    mean = absolute / samples
-    variance = (square / samples - mean.square()).clamp(min=0) * samples / (samples - 1).clamp(min=1)
-    return Importance(mean, (variance / samples).sqrt(), signed / samples, square / samples)
-
-
 def normalise_by_layer(scores: Tensor, layer_index: Tensor) -> Tensor:
     """Divide each head's score by the l2 norm over its layer, as Michel et al. do (after Molchanov et al. 2017).
 
@@ -381,21 +368,23 @@ class HeadImportance(HeadMetric):
 
     def __init__(self, heads: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        for name in ("absolute", "signed", "square"):
-            self.add_state(name, torch.zeros(heads, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_sums(absolute=[heads], signed=[heads], square=[heads])
         self.add_state("samples", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, gradients: Tensor) -> None:
         """Add rows ``[samples, heads]`` from :func:`head_gradients`."""
         check_rows(gradients, len(self.absolute))
-        absolute, signed, square, samples = _importance_update(gradients)
-        self.absolute += absolute
-        self.signed += signed
-        self.square += square
-        self.samples += samples
+        gradients = gradients.double()
+        self.absolute += gradients.abs().sum(0)
+        self.signed += gradients.sum(0)
+        self.square += gradients.square().sum(0)
+        self.samples += len(gradients)
 
     def compute(self) -> Importance:
-        return _importance_compute(self.absolute, self.signed, self.square, self.samples)
+        samples, mean = self.samples, self.absolute / self.samples
+        # The variance of |g| needs no further sum, because |g|^2 = g^2.
+        variance = (self.square / samples - mean.square()).clamp(min=0) * samples / (samples - 1).clamp(min=1)
+        return Importance(mean, (variance / samples).sqrt(), self.signed / samples, self.square / samples)
 
 
 # Importance of a head by its attention weights: ``I_h = E_x sum_ij |dL(x) / dA_h,ij|``.

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from gates.attention.inputs import example_inputs
 from gates.attention.modes import evaluating, kept_generators
-from gates.attention.own_method import call_output
+from gates.attention.own_method import calling_outputs
 from gates.attention.sites import AttentionSite
 from gates.errors import GateError, first_line
 from gates.gating.head_gates import HeadGates
@@ -130,13 +130,12 @@ def _outputs(model: PreTrainedModel, sites: Sequence[AttentionSite], inputs: Map
     found: Outputs = {}
     with (
         evaluating(model),
+        calling_outputs(model),
         kept_generators(model, seed=0),
         torch.autocast(model.device.type, enabled=False),
         ExitStack() as stack,
     ):
         for site in sites:
-            for handle in call_output(model.get_submodule(site.name)):
-                stack.callback(handle.remove)
             output = model.get_submodule(f"{site.name}.{site.layout.output}".lstrip("."))
             stack.callback(output.register_forward_hook(partial(_record, found, instead, site.name)).remove)
         for number, tensor in enumerate(_tensors(model(**inputs))):

@@ -27,7 +27,7 @@ from gates.modeling_pruned import Headless
 from gates.recovery.refit import refit_
 from gates.scores.attention import AttentionEntropy
 from gates.scores.importance import head_gradients
-from gates.scores.observe import observe_entropy
+from gates.scores.observe import observe_attention
 from gates.surgery.remove import remove_heads_, zero_heads_
 from tools.coverage import architectures as zoo
 from tools.coverage.checks import (
@@ -133,7 +133,7 @@ class ArchitectureChecks:
         """Entropies are those of the attention matrices, for a batch as for its examples; observation changes no bit."""
         sites = find_attention(model)
         if sparse_site(sites) is not None:
-            with refused("not defined over all keys"), observe_entropy(model, sites, AttentionEntropy(sites), {}):
+            with refused("not defined over all keys"), observe_attention(model, sites, [AttentionEntropy(sites)], {}):
                 pass
             return "no: a query of block-sparse attention does not see all keys, so its entropy is not comparable"
         metrics = [AttentionEntropy(sites), AttentionEntropy(sites)]
@@ -158,7 +158,7 @@ class ArchitectureChecks:
 
     def _observed(self, model: PreTrainedModel, metric: AttentionEntropy, batch: Mapping[str, Tensor]) -> None:
         expected, before = outputs(model, batch), model.config._attn_implementation
-        with observe_entropy(model, find_attention(model), metric, {}):
+        with observe_attention(model, find_attention(model), [metric], {}):
             observed = outputs(model, batch)
             assert model.config._attn_implementation == before
         for found in (observed, outputs(model, batch)):

@@ -17,7 +17,7 @@ from gates import (
     head_gradients,
     load_pruned,
     measure_cost,
-    observe_entropy,
+    observe_attention,
     refit_,
     remove_heads_,
     save_pruned,
@@ -181,7 +181,7 @@ def test_observed_entropy_is_that_of_the_cpu(name, device):
         valid = dict.fromkeys(FAMILIES[name].kinds, batch["attention_mask"])
         if name == "bart":
             valid["decoder"] = valid["cross"] = None
-        with torch.no_grad(), observe_entropy(model, sites, entropy, valid):
+        with torch.no_grad(), observe_attention(model, sites, [entropy], valid):
             model(**batch)
         found.append(entropy.compute())
     near(found[1], found[0], 1e-3)

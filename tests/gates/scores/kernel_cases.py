@@ -9,7 +9,7 @@ import sys
 
 import torch
 
-from gates import AttentionEntropy, find_attention, observe_entropy
+from gates import AttentionEntropy, find_attention, observe_attention
 from gates.scores import entropy_kernel
 from tests import models
 
@@ -116,7 +116,7 @@ def observed():
         entropy_kernel.reads = lambda mask, runs=runs: runs
         model, batch = models.build("llama"), models.inputs("llama")
         entropy = AttentionEntropy(sites := find_attention(model))
-        with torch.no_grad(), observe_entropy(model, sites, entropy, {"decoder": batch["attention_mask"]}):
+        with torch.no_grad(), observe_attention(model, sites, [entropy], {"decoder": batch["attention_mask"]}):
             model(**batch)
         found.append(entropy.compute())
     return float((found[0] - found[1]).abs().max())

@@ -9,7 +9,7 @@ from gates.attention.sites import find_attention
 from gates.errors import GateError
 from gates.scores import attention as module
 from gates.scores.attention import AttentionEntropy, attention_entropy, normalised_entropy
-from gates.scores.observe import observe_entropy
+from gates.scores.observe import observe_attention
 from tests.models import build, inputs, logits
 from tools.coverage import architectures as zoo
 from tools.coverage.checks import entropy_route
@@ -183,7 +183,7 @@ def test_attention_that_is_not_seen_is_an_error():
     model, batch = build("bert"), inputs("bert")
     other = build("bert", seed=1)
     sites = find_attention(other)
-    with pytest.raises(GateError, match="was not seen"), observe_entropy(model, sites, AttentionEntropy(sites), {}):
+    with pytest.raises(GateError, match="was not seen"), observe_attention(model, sites, [AttentionEntropy(sites)], {}):
         logits(model, batch)
 
 

@@ -13,7 +13,7 @@ from gates.attention.sites import find_attention
 from gates.errors import GateError
 from gates.scores import observe
 from gates.scores.attention import AttentionConfidence, AttentionEntropy
-from gates.scores.observe import observe_attention, observe_entropy
+from gates.scores.observe import observe_attention
 from tests.models import build, inputs, logits
 from tools.coverage import architectures as zoo
 
@@ -21,7 +21,7 @@ from tools.coverage import architectures as zoo
 def entropies(model, batch, **valid):
     sites = find_attention(model)
     metric = AttentionEntropy(sites)
-    with torch.no_grad(), observe_entropy(model, sites, metric, valid):
+    with torch.no_grad(), observe_attention(model, sites, [metric], valid):
         model(**batch)
     return metric.compute()
 
@@ -35,7 +35,7 @@ def test_attention_that_was_taken_for_another(name, padding):
     with torch.no_grad():
         expected = model(**batch)[0]
         sites = find_attention(model)
-        with observe_entropy(model, sites, AttentionEntropy(sites), {}):
+        with observe_attention(model, sites, [AttentionEntropy(sites)], {}):
             assert torch.equal(model(**batch)[0], expected)
 
 
@@ -64,7 +64,7 @@ def test_a_missing_mask_is_what_the_function_takes_it_for():
         model.config._attn_implementation = way
         sites = find_attention(model)
         metric = AttentionEntropy(sites)
-        with torch.no_grad(), observe_entropy(model, sites, metric, {}):
+        with torch.no_grad(), observe_attention(model, sites, [metric], {}):
             model(**batch)
         visible.append(int(metric.count[0]))
     assert visible == [3 * 8, 3 * 7]  # the first query of a causal model sees one key, and does not count
