@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import MethodType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -16,8 +16,14 @@ from torch.distributed.tensor import DTensor
 from gates.attention.own_method import OwnMethod
 
 
+class HasModules(Protocol):
+    """Describe a module with submodules."""
+
+    def modules(self) -> Iterator[nn.Module]: ...
+
+
 @contextmanager
-def evaluating(*models: nn.Module) -> Iterator[None]:
+def evaluating(*models: HasModules) -> Iterator[None]:
     """Put modules and their submodules into evaluation mode, without dropout; each returns to its own mode afterwards."""
     training = [module for model in models for module in model.modules() if module.training]
     try:

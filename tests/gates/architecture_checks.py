@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gates.attention.intercept import sparse_site
-from gates.attention.output_hooks import is_bypassed, seen_kinds
+from gates.attention.output_hooks import is_bypassed
 from gates.attention.sites import AttentionSite, find_attention
 from gates.errors import GateError
 from gates.export.onnx import export_onnx
@@ -29,6 +29,7 @@ from gates.scores.attention import AttentionEntropy
 from gates.scores.importance import head_gradients
 from gates.scores.observe import observe_attention
 from gates.surgery.remove import remove_heads_, zero_heads_
+from tests.gates.kinds import seen_kinds
 from tools.coverage import architectures as zoo
 from tools.coverage.checks import (
     GatedModel,
@@ -84,7 +85,7 @@ class ArchitectureChecks:
         assert len({site.name for site in sites}) == len(sites) == self.heads // 4
         assert bool(sites[0].gate_only) == known.gate_only
         one = zoo.inputs(known, batch=1, padding=False)
-        shown = seen_kinds(model, sites, lambda: model(**one))
+        shown = seen_kinds(sites, lambda: model(**one))
         assert shown == [site.kind for site in sites], f"its attention behaves as {shown}"
         gated = GatedModel(model, self.batch)
         gated.ones()

@@ -3,11 +3,11 @@ import torch
 import transformers as t
 from torch import nn
 
-from gates.attention.output_hooks import seen_kinds
 from gates.attention.sites import find_attention
 from gates.errors import GateError
 from gates.gating.head_gates import HeadGates
 from gates.surgery.remove import remove_heads_
+from tests.gates.kinds import seen_kinds
 from tests.models import FAMILIES, build
 from tools.coverage import architectures as zoo
 from tools.coverage.checks import describe_kinds
@@ -54,7 +54,7 @@ def test_kinds_are_those_that_changed_tokens_show(name):
     if name == "FSMT":  # with a cache, it leaves its causal mask to the caller, who gives one token at a time
         batch |= {"decoder_input_ids": batch["input_ids"], "use_cache": False}
     sites = find_attention(model)
-    assert seen_kinds(model, sites, lambda: model(**batch)) == [site.kind for site in sites]
+    assert seen_kinds(sites, lambda: model(**batch)) == [site.kind for site in sites]
 
 
 def test_a_tower_is_not_taken_for_what_its_wrapper_masks():
