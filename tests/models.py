@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -181,6 +182,21 @@ def logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     """Logits ``[batch, ...]`` without gradients."""
     with torch.no_grad():
         return model(**batch).logits
+
+
+def projection_inputs(model: nn.Module, name: str, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the heads that each output projection of a family reads, by its path."""
+    seen: dict[str, Tensor] = {}
+
+    def keep(path: str, module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        seen[path] = args[0].detach().clone()
+
+    paths = FAMILIES[name].output_paths
+    hooks = [model.get_submodule(path).register_forward_pre_hook(partial(keep, path)) for path in paths]
+    logits(model, batch)
+    for hook in hooks:
+        hook.remove()
+    return seen
 
 
 def masked(model: nn.Module, values: Tensor, run: Callable[[], Any]) -> Any:

@@ -28,7 +28,7 @@ from gates.scores.metric import HeadMetric
 # Every row and position of a site has its own gate, so the gradient of an example is the sum over its rows. These rows are
 # found by the gradients of some examples' losses: see :mod:`gates.attention.examples`. One more backward pass checks the rows
 # found for an earlier batch, since the same function may pair other rows later. It ends at the last site of each stack, because
-# a whole pass would take half as long again as the scores.
+# a whole pass would take half as long again as the scores. A check at the logits would miss a model that sorts its examples.
 
 Place = tuple[int, torch.Size]
 """A site and the shape of its heads, ``[..., heads * head_dim]``."""

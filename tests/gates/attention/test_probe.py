@@ -72,13 +72,6 @@ def test_the_second_call_leaves_nothing_behind():
     assert len(seen) == 1
 
 
-def test_a_site_that_is_not_called_has_no_kind():
-    model, batch = build("marian"), inputs("marian")
-    sites = find_attention(model)
-    found = seen_kinds(sites, lambda: model.get_encoder()(batch["input_ids"][:1]))
-    assert found == ["encoder" if ".encoder." in site.name else None for site in sites]
-
-
 def test_a_causal_mask_makes_bert_a_decoder():
     model, batch = build("bert"), inputs("bert")
     sites = find_attention(model)

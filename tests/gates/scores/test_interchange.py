@@ -4,25 +4,13 @@ import torch
 from gates.errors import GateError
 from gates.gating.head_gates import HeadGates
 from gates.scores.ablation import effects, given_replacement, interchange
-from tests.models import FAMILIES, build, inputs, logits
+from tests.models import FAMILIES, build, inputs, logits, projection_inputs
 
 NAMES = ["bert", "llama", "marian"]
 
 
 def batches(name):
     return inputs(name, padding=False), inputs(name, padding=False, seed=7)
-
-
-def head_outputs(model, name, batch):
-    """What each output projection reads, by its path."""
-    seen, handles = {}, []
-    for path in FAMILIES[name].output_paths:
-        hook = lambda module, args, path=path: seen.update({path: args[0].clone()})  # noqa: E731
-        handles.append(model.get_submodule(path).register_forward_pre_hook(hook))
-    found = logits(model, batch)
-    for handle in handles:
-        handle.remove()
-    return seen, found
 
 
 def exchanged_by_hand(model, name, batch, outputs, gate):
@@ -48,7 +36,7 @@ def margin_of(values):
 def test_every_head_is_exchanged_alone(name):
     model, (batch, other) = build(name).eval(), batches(name)
     gates = HeadGates(model)
-    outputs, of_other = head_outputs(model, name, other)
+    outputs, of_other = projection_inputs(model, name, other), logits(model, other)
     own = margin_of(logits(model, batch))
     found = interchange(gates, batch, other, lambda one: margin_of(logits(model, one)))
     for gate in range(gates.size):

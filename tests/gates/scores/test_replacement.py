@@ -9,7 +9,7 @@ from gates.gating.head_gates import HeadGates
 from gates.scores.ablation import MeanHeadOutput, _only_hides, mean_replacement, uniform_replacement
 from gates.scores.importance import head_gradients
 from tests.gates.scores.test_importance import losses_of
-from tests.models import FAMILIES, build, inputs, logits
+from tests.models import FAMILIES, build, inputs, logits, projection_inputs
 from tools.coverage import architectures as zoo
 
 NAMES = ["bert", "llama", "marian"]
@@ -24,7 +24,7 @@ def means_of(name, model, batch, sites):
     return metric.compute()
 
 
-def sites_in_order(model, name):
+def sites_in_order(name):
     return {path: index for index, path in enumerate(FAMILIES[name].output_paths)}
 
 
@@ -33,20 +33,16 @@ def test_means_are_over_valid_positions(name):
     model, batch = build(name), inputs(name)
     sites = find_attention(model)
     found = means_of(name, model, batch, sites)
-    for path, mean in zip(FAMILIES[name].output_paths, found, strict=True):
-        seen = []
-        hook = model.get_submodule(path).register_forward_pre_hook(lambda m, args, seen=seen: seen.append(args[0]))
-        logits(model, batch)
-        hook.remove()
+    for (path, heads), mean in zip(projection_inputs(model, name, batch).items(), found, strict=True):
         decoder = "cross" in FAMILIES[name].kinds and "encoder.layers" not in path
-        rows = seen[0].flatten(0, 1) if decoder else seen[0][batch["attention_mask"].bool()]
+        rows = heads.flatten(0, 1) if decoder else heads[batch["attention_mask"].bool()]
         torch.testing.assert_close(mean, rows.double().mean(0))
 
 
 def replace_by_hand(model, name, instead, mask):
     """The replaced model without gates: each output projection's input, put together head by head."""
     handles = []
-    for path, site in sites_in_order(model, name).items():
+    for path, site in sites_in_order(name).items():
         kept = mask[4 * site : 4 * site + 4].bool()
 
         def hook(module, args, site=site, kept=kept):
@@ -88,7 +84,7 @@ def test_a_gate_between_mixes(unit):
     with gates.use(values), mean_replacement(gates, means):
         found = logits(model, batch)
     other, z = build("llama"), gates.to_heads(values).view(2, 4).repeat_interleave(8, 1)
-    for path, site in sites_in_order(other, "llama").items():
+    for path, site in sites_in_order("llama").items():
         other.get_submodule(path).register_forward_pre_hook(
             lambda m, args, site=site: (z[site] * args[0] + (1 - z[site]) * means[site].float(),)
         )
@@ -135,7 +131,7 @@ def test_uniform_replacement_equals_attention_by_hand(name):
         found = logits(model, batch)
 
     other, values = build(name), {}
-    sites = {path: index for index, path in enumerate(FAMILIES[name].output_paths)}
+    sites = sites_in_order(name)
     visible = batch["attention_mask"].bool()
     for path, site in sites.items():
         attention = other.get_submodule(path.rsplit(".", 1)[0].removesuffix(".output"))
