@@ -327,11 +327,9 @@ def example_inputs(
 
     Args:
         model: A Transformers model. An encoder-decoder also gets ``decoder_input_ids`` unless it makes them itself.
-        batch: The number of examples.
         length: The number of text tokens per example, without placeholders of pictures or sound. It is smaller if the model
             has fewer positions.
         padded: Whether every second example is a quarter shorter, padded on the right.
-        seed: The seed of the random numbers.
 
     Raises:
         GateError: If no guess runs, or the model is sharded, because it then runs in all processes or in none.

@@ -203,14 +203,7 @@ class HeadGates(nn.Module):
         return values if self.is_learned is None else torch.where(self.is_learned, values, 1.0)
 
     def to_heads(self, values: Tensor) -> Tensor:
-        """Expand values per gate to values per head.
-
-        Args:
-            values: The values of the gates, ``[..., gates]``, such as a mask.
-
-        Returns:
-            The values ``[..., heads]`` in site order, as :func:`gates.surgery.remove.remove_heads_` takes them.
-        """
+        """Expand values per gate ``[..., gates]``, such as a mask, to values per head ``[..., heads]`` in site order."""
         if values.shape[-1] != self.size:
             raise GateError(f"values have shape {list(values.shape)}; expected one for each of {self.size} {self.unit}s")
         return values[..., self._gate_of_head(values.device)]

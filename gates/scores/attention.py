@@ -169,10 +169,9 @@ class AttentionMetric(HeadMetric):
         return values
 
     def update(self, site: int, values: Tensor, visible: Tensor, valid: Tensor | None = None) -> None:
-        """Add one forward pass of one site.
+        """Add the measure of every query in one forward pass of a site, ``[batch, heads, query]``.
 
         Args:
-            values: The measure of every query, ``[batch, heads, query]``.
             visible: The number of visible keys of each query, broadcastable to ``[batch, 1, query]``.
             valid: The queries that are not padding, ``[batch, query]``; None if all count.
         """

@@ -32,9 +32,7 @@ LARGEST_SCALE = 10.0
 class FisherInformation(HeadMetric):
     """Stream rows of gate gradients into the matrix ``E g g^T``, exactly for any batching and under DDP.
 
-    Args:
-        gates: The number of gates in the model.
-        kwargs: The arguments of :class:`torchmetrics.Metric`.
+    ``kwargs`` are the arguments of :class:`torchmetrics.Metric`.
 
     >>> fisher = FisherInformation(gates=2)
     >>> fisher.update(torch.tensor([[1.0, 2.0], [3.0, 0.0]]))  # gradients of two examples
@@ -65,10 +63,7 @@ class FisherInformation(HeadMetric):
 def removal_cost(mask: Tensor, fisher: Tensor, layer_index: Tensor) -> Tensor:
     """Return the increase of the loss by closed gates, to second order and layer by layer: the sum of ``1/2 c^T F_layer c``.
 
-    Args:
-        mask: The mask of 0 and 1, ``[..., gates]``; c is its complement.
-        fisher: The Fisher information of the gates, ``[gates, gates]``. Blocks between layers are ignored, as in the paper.
-        layer_index: The layer of each gate, ``[gates]``.
+    c is the complement of the mask ``[..., gates]``. Blocks of F between layers are ignored, as in the paper.
     """
     same = layer_index.unsqueeze(0) == layer_index.unsqueeze(1)
     closed = 1 - mask.to(fisher)
@@ -84,7 +79,6 @@ def rearrange(mask: Tensor, fisher: Tensor, layer_index: Tensor) -> Tensor:
     Args:
         mask: The mask of 0 and 1 from the search, ``[gates]``.
         fisher: The Fisher information of the gates, ``[gates, gates]``.
-        layer_index: The layer of each gate, ``[gates]``.
     """
     result = mask.clone()
     for layer in layer_index.unique():

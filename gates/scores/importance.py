@@ -78,7 +78,6 @@ def gate_gradients(
     """Run a model and differentiate its losses.
 
     Args:
-        gates: The gates of the model.
         losses: A function that runs the model and returns the per-example losses ``[batch]``.
         weights: Further tensors to differentiate with respect to, which require gradients.
         per_example: Whether gradients per example are needed.
@@ -251,18 +250,12 @@ def head_gradients(gates: HeadGates, losses: Callable[[], Tensor], granularity: 
 
 
 class GradientRows(NamedTuple):
-    """Hold the gradients of one batch in every granularity; see :func:`head_gradients`.
-
-    Args:
-        example, token: The rows per example, ``[examples, gates]``.
-        batch: The row of the batch, ``[1, gates]``.
-        weights: The gradients of the mean loss with respect to the further tensors.
-    """
+    """Hold the gradients of one batch in every granularity; see :func:`head_gradients`."""
 
     example: Tensor
     token: Tensor
     batch: Tensor
-    weights: tuple[Tensor, ...]
+    weights: tuple[Tensor, ...]  # The gradients of the mean loss with respect to the further tensors
 
 
 def gradient_rows(gates: HeadGates, losses: Callable[[], Tensor], weights: Sequence[Tensor] = ()) -> GradientRows:
@@ -288,19 +281,12 @@ def requiring_gradients(parameters: Iterable[Tensor]) -> Iterator[None]:
 
 
 class Importance(NamedTuple):
-    """Hold scores per head, each ``[heads]``.
+    """Hold scores per head, each ``[heads]``."""
 
-    Args:
-        his: ``E |g|``, not normalised.
-        standard_error: The standard error of ``his``.
-        signed: ``E g``, positive where closing the head would lower the loss, to first order.
-        fisher: ``E g^2``, the diagonal Fisher information of the gates (Kwon et al. 2022).
-    """
-
-    his: Tensor
-    standard_error: Tensor
-    signed: Tensor
-    fisher: Tensor
+    his: Tensor  # E |g|, not normalised
+    standard_error: Tensor  # The standard error of ``his``
+    signed: Tensor  # E g, positive where closing the head would lower the loss, to first order
+    fisher: Tensor  # E g^2, the diagonal Fisher information of the gates (Kwon et al. 2022)
 
 
 def check_rows(gradients: Tensor, heads: int) -> None:
@@ -310,11 +296,9 @@ def check_rows(gradients: Tensor, heads: int) -> None:
 
 
 def normalise_by_layer(scores: Tensor, layer_index: Tensor) -> Tensor:
-    """Divide each head's score by the l2 norm over its layer, as Michel et al. do (after Molchanov et al. 2017).
+    """Divide scores ``[heads]`` by the l2 norm over their layer, as Michel et al. do (after Molchanov et al. 2017).
 
-    Args:
-        scores: The scores of the heads, ``[heads]``. A layer of zeros stays zero.
-        layer_index: The layer of each head, ``[heads]``.
+    A layer of zeros stays zero.
     """
     norms = torch.zeros(int(layer_index.max()) + 1, dtype=scores.dtype, device=scores.device)
     norms.index_add_(0, layer_index, scores.square())
@@ -328,7 +312,6 @@ def removal_ranking(scores_at: Callable[[Tensor], Tensor], gates: int, *, share:
     Args:
         scores_at: A function from a mask ``[gates]`` to the scores ``[gates]`` of the model under it. Scores of closed gates do
             not count.
-        gates: The number of gates.
         share: The share of all gates to remove in each step, about 10 % in the paper, and at least one gate.
 
     Returns:
@@ -351,9 +334,7 @@ def removal_ranking(scores_at: Callable[[Tensor], Tensor], gates: int, *, share:
 class HeadImportance(HeadMetric):
     """Stream rows of head gradients into :class:`Importance`, exactly for any batching and under DDP.
 
-    Args:
-        heads: The number of heads in the model.
-        kwargs: The arguments of :class:`torchmetrics.Metric`.
+    ``kwargs`` are the arguments of :class:`torchmetrics.Metric`.
 
     >>> importance = HeadImportance(2)
     >>> importance.update(torch.tensor([[1.0, -2.0], [-3.0, 0.0]]))  # gradients of two examples
@@ -404,12 +385,7 @@ def reduce_matrix(weights: Tensor, gradient: Tensor) -> Tensor:
 def attention_gradients(model: PreTrainedModel, sites: tuple[AttentionSite, ...], losses: Callable[[], Tensor]) -> Tensor:
     """Return the score of every head for every example of a batch, ``[batch, heads]``, float32.
 
-    A shared module has the sum over all its passes.
-
-    Args:
-        model: The model.
-        sites: The attention modules of the model.
-        losses: A function that runs the model once and returns the per-example losses ``[batch]``.
+    A shared module has the sum over all its passes. ``losses`` runs the model once and returns the losses ``[batch]``.
     """
     sparse = sparse_site(sites)
     if sparse is not None:

@@ -53,8 +53,6 @@ def observe_attention(
 
     Args:
         model: A model whose attention :func:`gates.attention.sites.find_attention` covers, except block-sparse attention.
-        sites: The attention modules of the model.
-        metrics: The Metrics to update at every site.
         valid: The queries that are not padding, ``[batch, query]``, by kind or by the name of a module; None if all count.
 
     Raises:

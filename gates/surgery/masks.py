@@ -89,9 +89,7 @@ def parse_mask(content: Any, sites: tuple[AttentionSite, ...], *, source: str) -
     ``[[0, 1, 0, 0], [1, 1, 0, 1]]``         0 or 1 for every head: a row for each site in order, or one row for all.
     ======================================== ====================================================================
 
-    Args:
-        content: The content of a file, from :func:`read_mask`.
-        source: The name of the file, for errors.
+    ``source`` is the name of the file, for errors.
     """
     if isinstance(content, list):
         return _of_rows(content, sites, source)

@@ -45,7 +45,6 @@ def verified(
     of heads at each site.
 
     Args:
-        model: The model without attached gates, whose heads are removed in the block.
         gates: The gate of every head in the gated model, ``[heads]``.
         kept: The new shape of each site that changes, by name.
         example: The keyword arguments of a forward pass. None for random inputs.
@@ -246,8 +245,7 @@ def check_same_weights(saved: PreTrainedModel, reloaded: PreTrainedModel) -> Non
 def check_same_outputs(model: PreTrainedModel, reloaded: PreTrainedModel, inputs: Mapping[str, Tensor], gates: Tensor) -> None:
     """Raise an error unless a reloaded model has the outputs of ``model`` with ``gates`` ``[heads]``.
 
-    ``model`` uses the non-persistent buffers of ``reloaded``, because loading makes them in float32, whatever the dtype of
-    the weights.
+    ``model`` uses the non-persistent buffers of ``reloaded``, because loading always makes them in float32.
     """
     head_gates = HeadGates(model)
     with _buffers_of(reloaded, model), head_gates.attached(), head_gates.use(gates.to(model.device)):
