@@ -206,6 +206,17 @@ def masked(model: nn.Module, values: Tensor, run: Callable[[], Any]) -> Any:
         return run()
 
 
+def slope(gates: HeadGates, gate: int, losses: Callable[[], Tensor], step: float) -> Tensor:
+    """Return the derivative of losses ``[batch]`` by a gate at 1, from two evaluations, in float64."""
+    found = []
+    for change in (step, -step):
+        values = torch.ones(gates.size, dtype=torch.float64)
+        values[gate] += change
+        with torch.no_grad(), gates.attached(), gates.use(values):
+            found.append(losses().double())
+    return (found[0] - found[1]) / (2 * step)
+
+
 def random_mask(name: str, *, seed: int = 2) -> Tensor:
     """A mask with a site without heads, a site with all heads, and the rest at random."""
     heads = sum(FAMILIES[name].kinds.values())

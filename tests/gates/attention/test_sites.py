@@ -29,17 +29,15 @@ def test_every_site_is_found_once_with_its_kind_and_size(name):
         assert layers == list(range(len(layers)))
 
 
-SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40, "vocab_size": 50}
-SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 BUILT = {
     "FSMT": lambda: t.FSMTForConditionalGeneration(t.FSMTConfig(**layouts.TIME_FIRST)),
-    "CLIPSeg text": lambda: t.CLIPSegTextModel(t.CLIPSegTextConfig(**SIZES, **SPECIAL)),
-    "CLIP text": lambda: t.CLIPTextModel(t.CLIPTextConfig(**SIZES, **SPECIAL)),
+    "CLIPSeg text": lambda: t.CLIPSegTextModel(t.CLIPSegTextConfig(**layouts.TEXT)),
+    "CLIP text": lambda: t.CLIPTextModel(t.CLIPTextConfig(**layouts.TEXT)),
     "bidirectional Gemma 3": lambda: t.Gemma3TextModel(
-        t.Gemma3TextConfig(**SIZES, head_dim=8, num_key_value_heads=2, use_bidirectional_attention=True)
+        t.Gemma3TextConfig(**layouts.TEXT, head_dim=8, num_key_value_heads=2, use_bidirectional_attention=True)
     ),
     "ImageGPT": lambda: t.ImageGPTModel(t.ImageGPTConfig(n_embd=32, n_layer=2, n_head=4, vocab_size=51, n_positions=48)),
-    "BERT as a decoder": lambda: t.BertLMHeadModel(t.BertConfig(**SIZES, is_decoder=True)),
+    "BERT as a decoder": lambda: t.BertLMHeadModel(t.BertConfig(**layouts.TEXT, is_decoder=True)),
 }
 
 
@@ -57,7 +55,7 @@ def test_kinds_are_those_that_changed_tokens_show(name):
 def test_a_tower_is_not_taken_for_what_its_wrapper_masks():
     """Idefics makes causal masks for its text and none for its pictures, whose layers are no model of their own."""
     vision = {"embed_dim": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 40, "image_size": 8}
-    config = t.IdeficsConfig(**SIZES, vision_config={**vision, "patch_size": 4}, use_resampler=False)
+    config = t.IdeficsConfig(**layouts.TEXT, vision_config={**vision, "patch_size": 4}, use_resampler=False)
     kinds = {site.name.split(".")[0]: site.kind for site in find_attention(t.IdeficsModel(config)) if site.kind != "cross"}
     assert kinds["vision_model"] == "encoder"
     assert kinds["layers"] == "decoder"

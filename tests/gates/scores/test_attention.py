@@ -11,8 +11,6 @@ from gates.scores import attention as module
 from gates.scores.attention import AttentionEntropy, attention_entropy, normalised_entropy
 from gates.scores.observe import observe_attention
 from tests.models import build, inputs, logits
-from tools.coverage import architectures as zoo
-from tools.coverage.checks import entropy_route
 
 
 def naive(query, key, scale, bias=None):
@@ -168,21 +166,6 @@ def test_attention_that_is_not_seen_is_an_error():
     sites = find_attention(other)
     with pytest.raises(GateError, match="was not seen"), observe_attention(model, sites, [AttentionEntropy(sites)], {}):
         logits(model, batch)
-
-
-@pytest.mark.parametrize(
-    ("name", "route"),
-    [
-        ("Bert", "fast"),
-        ("Falcon (new decoder)", "fast"),
-        ("Falcon (ALiBi)", "explicit"),
-        ("T5", "explicit"),
-        ("Gemma2", "explicit"),
-        ("Bloom", "explicit"),
-    ],
-)
-def test_the_route_by_architecture(name, route):
-    assert entropy_route(find_attention(zoo.build(zoo.BY_NAME[name]))) == route
 
 
 @pytest.mark.parametrize("keys", [1, 15, 16, 17, 40])

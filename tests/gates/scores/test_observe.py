@@ -26,19 +26,6 @@ def entropies(model, batch, **valid):
     return metric.compute()
 
 
-@pytest.mark.parametrize("name", ["Splinter", "NllbMoe", "HYV4"])
-@pytest.mark.parametrize("padding", [False, True])
-def test_attention_that_was_taken_for_another(name, padding):
-    """A missing mask taken for a causal one, and a sparse pattern made by the name of the implementation."""
-    architecture = zoo.BY_NAME[name]
-    model, batch = zoo.build(architecture), zoo.inputs(architecture, padding=padding)
-    with torch.no_grad():
-        expected = model(**batch)[0]
-        sites = find_attention(model)
-        with observe_attention(model, sites, [AttentionEntropy(sites)], {}):
-            assert torch.equal(model(**batch)[0], expected)
-
-
 @pytest.mark.parametrize("name", ["bert", "llama", "marian"])
 def test_eager_and_fused_attention_have_the_same_measures(name):
     found = []
