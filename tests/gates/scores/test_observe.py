@@ -121,42 +121,26 @@ def test_calls_are_wrapped_for_a_while_and_in_each_other():
     assert all("forward" not in vars(site.core) for site in sites)
 
 
-def test_a_mask_by_position_is_seen_in_a_direct_call():
-    """PyTorch's attention takes its mask as the fourth argument too."""
-    sites = find_attention(build("bert"))[:1]
-    masks = torch.rand(2, 1, 5, 5).sort(-1).values < 0.7
-    masks[..., 0] = True
+def measured(*arguments, **more):
+    """The entropy and the visible keys of a direct call of PyTorch's attention."""
+    sites, found = find_attention(build("bert"))[:1], []
+    calls = observe._Calls(sites, lambda position, measure, visible: found.append((measure(AttentionEntropy(sites)), visible)))
+    calls.enter(0)
+    torch.manual_seed(0)
     query, key = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 5, 8)
-    found = []
-    for arguments, more in (((masks,), {}), ((), {"attn_mask": masks}), ((), {})):
-        metric = AttentionEntropy(sites)
-        calls = observe._Calls(
-            sites, lambda position, measure, visible, metric=metric: metric.update(0, measure(metric), visible)
-        )
-        calls.enter(0)
-        with observe._ScaledDotProducts(calls):
-            torch.nn.functional.scaled_dot_product_attention(query, key, key, *arguments, **more)
-        found.append(metric.compute())
-    torch.testing.assert_close(found[0], found[1])
-    assert not torch.allclose(found[0], found[2], atol=1e-2)
+    with observe._ScaledDotProducts(calls):
+        torch.nn.functional.scaled_dot_product_attention(query, key, key, *arguments, **more)
+    return found[0]
 
 
-@pytest.mark.parametrize("shape", [(5, 5), (4, 5, 5), (1, 5, 5)])
-def test_a_mask_in_a_direct_call_may_be_one_for_all_texts(shape):
-    """As PyTorch's attention takes it."""
-    sites = find_attention(build("bert"))[:1]
+@pytest.mark.parametrize("shape", [(5, 5), (4, 5, 5), (1, 5, 5), (2, 4, 5, 5)])
+def test_a_mask_is_seen_in_a_direct_call(shape):
+    """PyTorch's attention takes its mask as the fourth argument too, and it may be one for all texts."""
     mask = torch.ones(5, 5, dtype=torch.bool).tril().expand(shape)
-    query, key = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 5, 8)
-    found = []
-    for given in (mask, mask.expand(2, 4, 5, 5)):
-        calls = observe._Calls(
-            sites, lambda position, measure, visible: found.append((measure(AttentionEntropy(sites)), visible))
-        )
-        calls.enter(0)
-        with observe._ScaledDotProducts(calls):
-            torch.nn.functional.scaled_dot_product_attention(query, key, key, given)
-    (entropy, visible), (expected, every) = found
+    expected, every = measured(attn_mask=mask.expand(2, 4, 5, 5))
+    entropy, visible = measured(mask)
     torch.testing.assert_close(entropy, expected)
+    assert not torch.allclose(entropy, measured()[0], atol=1e-2)
     assert visible.expand(2, 1, 5).tolist() == every.tolist() == [[[1, 2, 3, 4, 5]]] * 2
 
 
