@@ -202,26 +202,18 @@ def test_one_process_is_refused():
         replicate_(get_gated_model(build("bert")).gates, seed=0)
 
 
-def test_gates_that_are_sharded_too_are_refused():
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    try:
-        gated = get_gated_model(build("bert"))
-        fully_shard(gated, mesh=distributed.init_device_mesh("cpu", (1,)))
-        with pytest.raises(GateError, match="log_alpha of these gates is a DTensor, so the gates are sharded too"):
-            replicate_(gated.gates, seed=0)
-    finally:
-        distributed.destroy_process_group()
-
-
-def test_a_sharded_model_is_not_run_again_to_find_out_which_rows_are_whose():
-    """That would take the weights from the layer in whose midst it is asked."""
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    try:
-        gated = get_gated_model(build("bert"), GateConfig(draw_per="example")).train()
-        shard_(gated.base_model, 1)
+def test_gates_that_are_sharded_too_are_refused(one_process):
+    gated = get_gated_model(build("bert"))
+    fully_shard(gated, mesh=distributed.init_device_mesh("cpu", (1,)))
+    with pytest.raises(GateError, match="log_alpha of these gates is a DTensor, so the gates are sharded too"):
         replicate_(gated.gates, seed=0)
-        gated(input_ids=torch.ones(3, 7, dtype=torch.long))  # its shape tells
-        with pytest.raises(GateError, match=r"are ambiguous for.*unsharded.*draw_per='batch'"):
-            gated(input_ids=torch.ones(4, 8, dtype=torch.long))
-    finally:
-        distributed.destroy_process_group()
+
+
+def test_a_sharded_model_is_not_run_again_to_find_out_which_rows_are_whose(one_process):
+    """That would take the weights from the layer that is running."""
+    gated = get_gated_model(build("bert"), GateConfig(draw_per="example")).train()
+    shard_(gated.base_model, 1)
+    replicate_(gated.gates, seed=0)
+    gated(input_ids=torch.ones(3, 7, dtype=torch.long))  # its shape tells
+    with pytest.raises(GateError, match=r"are ambiguous for.*unsharded.*draw_per='batch'"):
+        gated(input_ids=torch.ones(4, 8, dtype=torch.long))
