@@ -25,6 +25,7 @@ def masks(dtype):
     draw, place = torch.Generator().manual_seed(1), torch.arange(KEYS)
     right, left = place < torch.tensor([[KEYS], [90]]), place >= torch.tensor([[0], [140]])
     window = torch.ones(QUERIES, KEYS, dtype=torch.bool).tril(20).triu(-30)
+    document = place // 60  # three texts in a row
     bias = (torch.randn(1, HEADS, QUERIES, KEYS, generator=draw) * 3).to(dtype)
     return {
         "no mask": (None, False),
@@ -34,6 +35,7 @@ def masks(dtype):
         "causal, padded on the left": (left[:, None, None], True),  # whole tiles see no key
         "padded queries": ((torch.arange(QUERIES) < 100).view(1, 1, QUERIES, 1), False),
         "sliding window": (window[None, None], False),
+        "packed documents": ((document[:QUERIES, None] == document)[None, None], False),
         "by heads, with keys to come": (torch.rand(2, HEADS, QUERIES, KEYS + 9, generator=draw) < 0.02, False),
         "summand": (bias, False),
         "summand, causal": (bias, True),

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from gates.attention.sites import find_attention
 from gates.errors import GateError
 from gates.scores import attention as module
-from gates.scores.attention import AttentionEntropy, attention_entropy, normalised_entropy
+from gates.scores.attention import AttentionEntropy, attention_entropy, normalised_entropy, visible_keys
 from gates.scores.observe import observe_attention
+from tests.gates.scores.kernel_cases import cases, exact
 from tests.models import build, inputs, logits
 
 
@@ -35,57 +36,25 @@ def test_entropy_equals_the_naive_sum(heads, queries, keys, spread, seed):
         torch.testing.assert_close(found.double(), naive(query, key, 0.35, b), atol=2e-5, rtol=1e-5)
 
 
-LENGTH = 600
-"""Of queries and keys, in three blocks."""
+CASES = {name: (tensors, more) for name, tensors, more in cases()}
 
 
-def shapes():
-    """Masks by name, true at visible keys, ``[2, 1, query, key]``; and whether attention is causal beside them."""
-    causal = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
-    every = torch.ones(2, 1, LENGTH, LENGTH, dtype=torch.bool)
-    place = torch.arange(LENGTH)
-    left, right = place >= torch.tensor([[0], [350]]), place < torch.tensor([[600], [250]])
-    documents = torch.tensor([0, 90, 400, 410])
-    document = torch.searchsorted(documents, place, right=True)
-    packed = document.unsqueeze(1) == document
-    window = causal & (place.unsqueeze(1) - place < 100)
-    return {
-        "causal": (None, True),
-        "causal, as a mask": (every & causal, False),
-        "padded on the right": (every & right[:, None, None], False),
-        "padded on the right, one row": (right[:, None, None], False),
-        "padded queries, one column": (right[:, None, :, None], False),
-        "causal and padded on the right": (every & right[:, None, None] & causal, False),
-        "causal and padded on the left": (every & left[:, None, None] & causal, False),  # whole blocks see no key
-        "causal beside padding": (left[:, None, None], True),
-        "packed": ((packed & causal)[None, None], False),
-        "sliding window": (window[None, None], False),
-        "sliding window and padded": (every & window & left[:, None, None], False),
-        "by heads": (torch.rand(1, 4, LENGTH, LENGTH, generator=torch.Generator().manual_seed(0)) < 0.01, False),
-    }
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize(
-    ("kind", "fused"), [(torch.bool, True), (torch.bool, False), (torch.float32, True), (torch.bfloat16, True)]
-)
-@pytest.mark.parametrize("name", shapes())
-def test_every_shape_of_mask_against_the_whole_matrix(monkeypatch, name, fused, kind):
-    generator = torch.Generator().manual_seed(0)
-    query, key = (torch.randn(2, heads, LENGTH, 8, generator=generator) * 2 for heads in (4, 2))
-    key = key.repeat_interleave(2, dim=1)  # grouped queries
-    mask, causal = shapes()[name]
-    visible = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril() if causal else torch.tensor(True)
-    visible = (visible if mask is None else mask & visible).expand(2, 4, LENGTH, LENGTH)
-    p = (query.double() @ key.double().transpose(-1, -2) * 0.35).masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num(0.0)
-    expected = torch.special.entr(p).sum(-1)
-    assert float(expected[visible.any(-1)].mean()) > 0.5, "a test of zeros would show nothing"
-    if mask is not None and kind != torch.bool:
-        mask = torch.zeros(mask.shape, dtype=kind).masked_fill(~mask, torch.finfo(kind).min)
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("name", CASES)
+def test_entropies_and_visible_keys_are_exact(monkeypatch, name, fused):
+    """In float32 by blocks, for inputs of any precision, every shape of mask, and sinks."""
+    monkeypatch.setattr(module, "BLOCK", 64)
     if not fused:
         monkeypatch.setattr(module, "_kernel", lambda *arguments: None)
-    found = attention_entropy(query, key, 0.35, mask, causal=causal)
-    torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=1e-5)
+    (query, key), more = CASES[name]
+    expected, visible = exact(query, key, 0.3, **more)
+    found = attention_entropy(query, key, 0.3, **more)
+    assert found.dtype == torch.float32
+    atol = 1e-4 if fused and "large scores" in name else 2e-5  # a small difference of large numbers
+    torch.testing.assert_close(found.double(), expected, atol=atol, rtol=1e-5)
+    if more.get("mask") is not None:
+        counts = visible_keys(query, key, more["mask"], more["causal"])
+        assert torch.equal(counts.expand_as(visible), visible)
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(5, 9), (9, 5), (300, 1)])
@@ -106,9 +75,10 @@ def test_a_kernel_sees_only_the_keys_of_its_block(monkeypatch):
         return kernel(query, key, *arguments)
 
     monkeypatch.setattr(module, "_kernel", noted)
-    query = key = torch.randn(1, 1, LENGTH, 8)
-    for name in ("causal", "sliding window"):
-        attention_entropy(query, key, 0.35, shapes()[name][0], causal=shapes()[name][1])
+    query = key = torch.randn(1, 1, 600, 8)
+    window = torch.ones(600, 600, dtype=torch.bool).tril().triu(-99)
+    attention_entropy(query, key, 0.35, causal=True)
+    attention_entropy(query, key, 0.35, window[None, None])
     assert sizes == [(600, 600), (256, 256), (256, 355), (88, 187)]
 
 
@@ -148,18 +118,6 @@ def test_a_softcap_changes_the_scores():
     torch.testing.assert_close(attention_entropy(query, key, 0.3, bias, softcap=2.0).double(), expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_a_sink_is_one_more_key(monkeypatch, fused):
-    torch.manual_seed(0)
-    query, key, sink = torch.randn(2, 3, 9, 8), torch.randn(2, 3, 7, 8), torch.tensor([0.5, -1.0, 3.0])
-    scores = query.double() @ key.double().transpose(-1, -2) * 0.3
-    p = torch.cat([scores, sink.double().view(1, 3, 1, 1).expand(2, 3, 9, 1)], -1).softmax(-1)
-    if not fused:
-        monkeypatch.setattr(module, "_fused", lambda *arguments, **more: None)
-    found = attention_entropy(query, key, 0.3, sink=sink)
-    torch.testing.assert_close(found.double(), -(p * p.log()).sum(-1), atol=1e-5, rtol=1e-5)
-
-
 def test_attention_that_is_not_seen_is_an_error():
     model, batch = build("bert"), inputs("bert")
     other = build("bert", seed=1)
@@ -187,23 +145,6 @@ def test_the_measure_of_a_matrix_takes_its_zeros(dtype, atol):
 def test_normalised_entropy_by_hand():
     entropy, visible = torch.full((1, 1, 4), math.log(2)), torch.tensor([[[0, 1, 2, 8]]])
     assert normalised_entropy(entropy, visible).flatten().tolist() == pytest.approx([0, 0, 1, 1 / 3])
-
-
-@pytest.mark.parametrize("more", [{}, {"sink": torch.tensor([0.5, -1.0, 3.0])}, {"softcap": 2.0}])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_entropies_of_half_precision_are_computed_in_float32(dtype, more):
-    torch.manual_seed(0)
-    query, key = torch.randn(2, 3, 9, 8).to(dtype), torch.randn(2, 3, 7, 8).to(dtype)
-    hidden = torch.rand(2, 1, 9, 7) < 0.3
-    hidden[..., 0] = False
-    half = {name: value.to(dtype) if isinstance(value, torch.Tensor) else value for name, value in more.items()}
-    for bias in (None, torch.zeros(2, 1, 9, 7, dtype=dtype).masked_fill(hidden, torch.finfo(dtype).min)):
-        found = attention_entropy(query, key, 0.3, bias, **half)
-        whole = None if bias is None else torch.zeros(2, 1, 9, 7).masked_fill(hidden, -torch.inf)
-        assert found.dtype == torch.float32
-        torch.testing.assert_close(
-            found, attention_entropy(query.float(), key.float(), 0.3, whole, **more), atol=1e-5, rtol=1e-5
-        )
 
 
 @pytest.mark.parametrize("fused", [True, False])
