@@ -66,7 +66,7 @@ def inputs(dtype, *, features=24, spread=2.0):
 
 
 def exact(query, key, scale, mask=None, causal=False, sink=None):
-    """The entropies and the numbers of visible keys by their definitions."""
+    """The attention weights, with that of a sink last, and the numbers of visible keys, by their definitions."""
     scores = query.double() @ key.double().repeat_interleave(query.shape[1] // key.shape[1], 1).mT * scale
     visible = torch.ones_like(scores, dtype=torch.bool)
     if mask is not None:
@@ -77,7 +77,7 @@ def exact(query, key, scale, mask=None, causal=False, sink=None):
     scores = scores.masked_fill(~visible, -torch.inf)
     if sink is not None:
         scores = torch.cat([scores, sink.double().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], -1)
-    return torch.special.entr(scores.softmax(-1).nan_to_num(0.0)).sum(-1), visible[:, :1].sum(-1)
+    return scores.softmax(-1).nan_to_num(0.0), visible[:, :1].sum(-1)
 
 
 def errors(device):
@@ -86,7 +86,8 @@ def errors(device):
     for name, (query, key), more in cases():
         more = {what: value.to(device) if isinstance(value, torch.Tensor) else value for what, value in more.items()}
         query, key = query.to(device), key.to(device)
-        entropies, counts = exact(query, key, 0.3, **more)
+        weights, counts = exact(query, key, 0.3, **more)
+        entropies = torch.special.entr(weights).sum(-1)
         error = (entropy_kernel.kernel_entropy(query, key, 0.3, **more) - entropies).abs().max()
         if more.get("mask") is not None:
             ranges = entropy_kernel.seen_ranges(more["mask"][:, :1], KEYS, causal_queries=QUERIES if more["causal"] else None)

@@ -1,4 +1,5 @@
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from gates.attention.sites import find_attention
 from gates.errors import GateError
 from gates.scores import attention as module
-from gates.scores.attention import AttentionEntropy, attention_entropy, normalised_entropy, visible_keys
+from gates.scores.attention import AttentionEntropy, attention_confidence, attention_entropy, normalised_entropy, visible_keys
 from gates.scores.observe import observe_attention
 from tests.gates.scores.kernel_cases import cases, exact
 from tests.models import build, inputs, logits
@@ -41,17 +42,19 @@ CASES = {name: (tensors, more) for name, tensors, more in cases()}
 
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("name", CASES)
-def test_entropies_and_visible_keys_are_exact(monkeypatch, name, fused):
+def test_entropies_confidences_and_visible_keys_are_exact(monkeypatch, name, fused):
     """In float32 by blocks, for inputs of any precision, every shape of mask, and sinks."""
     monkeypatch.setattr(module, "BLOCK", 64)
     if not fused:
         monkeypatch.setattr(module, "_kernel", lambda *arguments: None)
     (query, key), more = CASES[name]
-    expected, visible = exact(query, key, 0.3, **more)
-    found = attention_entropy(query, key, 0.3, **more)
-    assert found.dtype == torch.float32
+    weights, visible = exact(query, key, 0.3, **more)
+    entropy, confidence = (measure(query, key, 0.3, **more) for measure in (attention_entropy, attention_confidence))
+    assert entropy.dtype == confidence.dtype == torch.float32
     atol = 1e-4 if fused and "large scores" in name else 2e-5  # a small difference of large numbers
-    torch.testing.assert_close(found.double(), expected, atol=atol, rtol=1e-5)
+    torch.testing.assert_close(entropy.double(), torch.special.entr(weights).sum(-1), atol=atol, rtol=1e-5)
+    largest = weights[..., : key.shape[2]].amax(-1)
+    torch.testing.assert_close(confidence.double(), largest, atol=1e-5, rtol=1e-4)
     if more.get("mask") is not None:
         counts = visible_keys(query, key, more["mask"], more["causal"])
         assert torch.equal(counts.expand_as(visible), visible)
@@ -102,10 +105,10 @@ def test_without_the_private_operator_the_blocks_give_the_same(monkeypatch, devi
 def test_float32_under_autocast():
     torch.manual_seed(0)
     query, key, bias = torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 9)
-    for b in (None, bias):
-        expected = attention_entropy(query, key, 0.3, b)
+    for measure, b in product((attention_entropy, attention_confidence), (None, bias)):
+        expected = measure(query, key, 0.3, b)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert torch.equal(attention_entropy(query, key, 0.3, b), expected)
+            assert torch.equal(measure(query, key, 0.3, b), expected)
 
 
 def test_a_softcap_changes_the_scores():
@@ -116,6 +119,8 @@ def test_a_softcap_changes_the_scores():
     p = (scores + bias).softmax(-1)
     expected = -(p * p.clamp(min=1e-300).log()).sum(-1)
     torch.testing.assert_close(attention_entropy(query, key, 0.3, bias, softcap=2.0).double(), expected, atol=1e-5, rtol=1e-5)
+    found = attention_confidence(query, key, 0.3, bias, softcap=2.0)
+    torch.testing.assert_close(found.double(), p.amax(-1), atol=1e-5, rtol=1e-5)
 
 
 def test_attention_that_is_not_seen_is_an_error():
