@@ -31,8 +31,6 @@ from gates.options import TOP_K_FAMILIES, DrawPer, GateFamily, Unit
 
 CONFIG_FILE = "gate_config.json"
 WEIGHTS_FILE = "gates.safetensors"
-CARD_FILE = "README.md"
-CARD_TAG = "tags:\n- head-gates\n"
 CHOICES: dict[str, tuple[str, ...]] = {
     "unit": get_args(Unit), "draw_per": get_args(DrawPer), "family": get_args(GateFamily),
 }  # fmt: skip
@@ -184,8 +182,8 @@ def save_gates(directory: str | os.PathLike[str], gates: HeadGates, config: Gate
     with replacing(directory / WEIGHTS_FILE) as partial:
         save_file(tensors, partial, metadata={**metadata, "checksum": _checksum(config, metadata, tensors)})
     config.to_json_file(directory / CONFIG_FILE)
-    readme = directory / CARD_FILE
-    if card and (not readme.exists() or CARD_TAG in readme.read_text(encoding="utf-8", errors="replace")):
+    readme = directory / "README.md"
+    if card and (not readme.exists() or "tags:\n- head-gates\n" in readme.read_text(encoding="utf-8", errors="replace")):
         with replacing(readme) as partial:
             partial.write_text(card, encoding="utf-8")
 

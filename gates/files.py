@@ -22,8 +22,6 @@ from gates.errors import GateError
 PARTIAL = re.compile(r"\..+\.partial-(?P<process>\d+)")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The errors of a system without room: on the disk, in the user's quota, or for a file of this size."""
-TAKES_NOTHING = (*FULL, errno.EROFS, errno.EIO)
-"""These errors, and those of a disk that cannot be written for other reasons."""
 IN_WORDS = (
     (re.compile(r"\(os error (?P<number>\d+)\)"), None),  # Rust's: safetensors, tokenizers
     (re.compile(r"No space left on device"), errno.ENOSPC),
@@ -77,7 +75,7 @@ def takes_nothing(error: BaseException) -> int | None:
         for words, stated in IN_WORDS if number is None else ():
             if (found := words.search(str(reason))) is not None:
                 number = stated or int(found["number"])
-        if number in TAKES_NOTHING:
+        if number in (*FULL, errno.EROFS, errno.EIO):
             return number
         reason = reason.__cause__ or reason.__context__
     return None

@@ -30,9 +30,6 @@ from gates.options import TOP_K_FAMILIES, DrawPer, GateFamily, Unit
 
 Mode = Literal["open", "stochastic", "masked"]
 
-IGNORED_MASKS = ("head_mask", "decoder_head_mask", "cross_attn_head_mask")
-"""Arguments of Transformers 4 that Transformers 5 accepts and ignores."""
-
 
 class HeadGates(nn.Module):
     """Gates for all heads of a model, in one flat vector ``[gates]`` in site order.
@@ -380,7 +377,7 @@ def _check_draw(gates: HeadGates) -> None:
 
 
 def _refuse_head_masks(inputs: Mapping[str, Any], gates: HeadGates) -> None:
-    for name in IGNORED_MASKS:
+    for name in ("head_mask", "decoder_head_mask", "cross_attn_head_mask"):  # of Transformers 4
         if inputs.get(name) is not None:
             raise GateError(
                 f"{name} was passed to a gated model, and Transformers 5 ignores it; give the values to the gates instead, "

@@ -309,12 +309,6 @@ def _aligned(bias: Tensor) -> Tensor:
     return padded[..., :keys]
 
 
-def normalised_entropy(entropy: Tensor, visible: Tensor) -> Tensor:
-    """Return entropy over its maximum, the log of the number of visible keys; in [0, 1]. Where fewer than two keys are visible
-    it is 0 and should not be counted."""
-    return torch.where(visible > 1, entropy / visible.clamp(min=2).float().log(), torch.zeros_like(entropy))
-
-
 class AttentionEntropy(AttentionMetric):
     """Average the normalised attention entropy of every head. Queries that see one key do not count.
 
@@ -337,7 +331,8 @@ class AttentionEntropy(AttentionMetric):
         return -(weights * weights.clamp(min=torch.finfo(weights.dtype).tiny).log()).sum(-1)
 
     def normalised(self, values: Tensor, visible: Tensor) -> Tensor:
-        return normalised_entropy(values, visible)
+        """Return entropies over their maximum, the log of the number of visible keys; 0 where fewer than two are visible."""
+        return torch.where(visible > 1, values / visible.clamp(min=2).float().log(), torch.zeros_like(values))
 
 
 # The attention confidence of a head is its mean largest attention weight over all queries that are not padding (Voita et al.

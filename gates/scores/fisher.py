@@ -25,8 +25,6 @@ from gates.scores.metric import HeadMetric
 
 ALL_SUBSETS = 20_000
 """The number of candidate masks up to which all are tried: any layer of up to 16 gates."""
-LARGEST_SCALE = 10.0
-"""The limit of absolute gate values, as in Kwon et al. A layer beyond it is not rescaled."""
 
 
 class FisherInformation(HeadMetric):
@@ -165,6 +163,6 @@ def rescale(mask: Tensor, gram: Tensor, cross: Tensor, *, damping: float = 1e-6)
     damped = matrix + ridge * torch.eye(len(kept), dtype=matrix.dtype, device=matrix.device)
     change = torch.linalg.lstsq(damped, (cross[kept].double() - matrix.sum(1)).unsqueeze(1)).solution.squeeze(1)
     scales = 1 + change
-    if bool(torch.isfinite(scales).all()) and float(scales.abs().max()) <= LARGEST_SCALE:
+    if bool(torch.isfinite(scales).all()) and float(scales.abs().max()) <= 10:  # as in Kwon et al.
         values[kept] = scales
     return values

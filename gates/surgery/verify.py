@@ -24,8 +24,6 @@ Outputs = dict[str, list[Tensor]]
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """The largest relative difference of one module, by the least precise dtype of its weights. It is about four units in the last
 place. Rounding took at most one in every architecture. float32 allows for TF32, and float64 for parts in float32."""
-SHAPED_BY_HEADS = ("attentions", "past_key_values")
-"""The endings of the names of outputs with an axis of heads."""
 GIVE = "give inputs of a forward pass as example={name: tensor, ...}"
 INSTEAD = "use form='masked' (zero_heads_), which keeps the dense shape"
 
@@ -163,7 +161,7 @@ def _tensors(output: Any) -> Iterator[Tensor]:
             yield output
     elif isinstance(output, Mapping):
         for name, value in output.items():
-            if not str(name).endswith(SHAPED_BY_HEADS):
+            if not str(name).endswith(("attentions", "past_key_values")):
                 yield from _tensors(value)
     elif isinstance(output, tuple) and output:
         yield from _tensors(output[0])

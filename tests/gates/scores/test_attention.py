@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gates.attention.sites import find_attention
 from gates.errors import GateError
 from gates.scores import attention as module
-from gates.scores.attention import AttentionEntropy, attention_confidence, attention_entropy, normalised_entropy, visible_keys
+from gates.scores.attention import AttentionEntropy, attention_confidence, attention_entropy, visible_keys
 from gates.scores.observe import observe_attention
 from tests.gates.scores.kernel_cases import cases, exact
 from tests.models import build, inputs, logits
@@ -149,7 +149,7 @@ def test_the_measure_of_a_matrix_takes_its_zeros(dtype, atol):
 
 def test_normalised_entropy_by_hand():
     entropy, visible = torch.full((1, 1, 4), math.log(2)), torch.tensor([[[0, 1, 2, 8]]])
-    assert normalised_entropy(entropy, visible).flatten().tolist() == pytest.approx([0, 0, 1, 1 / 3])
+    assert AttentionEntropy(()).normalised(entropy, visible).flatten().tolist() == pytest.approx([0, 0, 1, 1 / 3])
 
 
 @pytest.mark.parametrize("fused", [True, False])
