@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -197,6 +198,26 @@ def projection_inputs(model: nn.Module, name: str, batch: dict[str, Tensor]) -> 
     for hook in hooks:
         hook.remove()
     return seen
+
+
+@contextmanager
+def replaced_heads(model: nn.Module, name: str, mask: Tensor, instead: Callable[[int, Tensor], Tensor]) -> Iterator[None]:
+    """Replace the heads whose entry of a mask ``[heads]`` is 0, without gates.
+
+    ``instead`` gets the index of an output projection and the heads that it reads, ``[..., features]``.
+    """
+
+    def replace(site: int, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        kept = mask[4 * site : 4 * site + 4].bool().repeat_interleave(8)
+        return (torch.where(kept, args[0], instead(site, args[0]).to(args[0])),)
+
+    paths = FAMILIES[name].output_paths
+    hooks = [model.get_submodule(path).register_forward_pre_hook(partial(replace, site)) for site, path in enumerate(paths)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def masked(model: nn.Module, values: Tensor, run: Callable[[], Any]) -> Any:
