@@ -116,8 +116,8 @@ def gated_of(family):
     return get_gated_model(t.GPT2LMHeadModel(config), GateConfig(draw_per="batch"))
 
 
-def rows_for(family):
-    rows = examples(44)
+def rows_for(family, count=44):
+    rows = examples(count)
     if family == "bert":
         return rows
     names = ["input_ids", "labels", *["decoder_input_ids"] * (family == "t5")]
@@ -228,15 +228,8 @@ def state(gated):
 @pytest.mark.parametrize("family", ["bert", "gpt2"])  # dropout and gate noise; tied weights
 def test_a_resumed_run_ends_as_one_that_was_never_stopped(tmp_path, family):
     def trainer(name, **more):
-        if family == "bert":
-            return GatedTrainer(
-                gated_bert(dropout=0.1), arguments(tmp_path / name, max_steps=6, **more), train_dataset=examples(64)
-            )
-        torch.manual_seed(0)
-        config = t.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=20, n_positions=16, bos_token_id=1, eos_token_id=1)
-        rows = [{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in examples(64)]
-        gated = get_gated_model(t.GPT2LMHeadModel(config))
-        return GatedTrainer(gated, arguments(tmp_path / name, max_steps=6, **more), train_dataset=rows)
+        gated = gated_bert(dropout=0.1) if family == "bert" else gated_of(family)
+        return GatedTrainer(gated, arguments(tmp_path / name, max_steps=6, **more), train_dataset=rows_for(family, 64))
 
     whole = trainer("whole")
     whole.train()
@@ -248,7 +241,7 @@ def test_a_resumed_run_ends_as_one_that_was_never_stopped(tmp_path, family):
     assert expected.keys() == found.keys()
     for name in expected:
         torch.testing.assert_close(found[name], expected[name], msg=name)
-    assert not torch.equal(expected["gates.learned.log_alpha"], gated_bert().gates.log_alpha)
+    assert bool((expected["gates.learned.log_alpha"] != 2.5).any())
 
 
 def test_a_checkpoint_is_the_base_model_with_the_gates_beside_it(tmp_path):
