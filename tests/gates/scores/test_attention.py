@@ -55,9 +55,8 @@ def test_entropies_confidences_and_visible_keys_are_exact(monkeypatch, name, fus
     torch.testing.assert_close(entropy.double(), torch.special.entr(weights).sum(-1), atol=atol, rtol=1e-5)
     largest = weights[..., : key.shape[2]].amax(-1)
     torch.testing.assert_close(confidence.double(), largest, atol=1e-5, rtol=1e-4)
-    if more.get("mask") is not None:
-        counts = visible_keys(query, key, more["mask"], more["causal"])
-        assert torch.equal(counts.expand_as(visible), visible)
+    counts = visible_keys(query, key, more.get("mask"), more.get("causal", False))
+    assert torch.equal(counts.expand_as(visible), visible)
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(5, 9), (9, 5), (300, 1)])
@@ -65,6 +64,7 @@ def test_causal_attention_of_other_numbers_of_keys(queries, keys):
     """Query i sees the keys 0 to i, as PyTorch's attention has it."""
     query, key = torch.randn(1, 2, queries, 8), torch.randn(1, 2, keys, 8)
     bias = torch.zeros(queries, keys).masked_fill(torch.ones(queries, keys, dtype=torch.bool).triu(1), -torch.inf)
+    assert visible_keys(query, key, None, True).flatten().tolist() == [min(i + 1, keys) for i in range(queries)]
     found = attention_entropy(query, key, 0.35, causal=True)
     torch.testing.assert_close(found.double(), naive(query, key, 0.35, bias), atol=2e-5, rtol=1e-5)
 
