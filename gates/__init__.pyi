@@ -28,7 +28,6 @@ from gates.scores.fisher import FisherInformation as FisherInformation
 from gates.scores.importance import HeadImportance as HeadImportance
 from gates.scores.importance import head_gradients as head_gradients
 from gates.scores.observe import observe_attention as observe_attention
-from gates.scores.observe import observe_entropy as observe_entropy
 from gates.scores.ranking import hies as hies
 from gates.scores.ranking import ranking_scores as ranking_scores
 from gates.search.causal_gating import causal_roles as causal_roles

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from gates.attention.sites import KINDS
 from gates.errors import GateError, first_line
-from gates.files import replacing
+from gates.files import read_json, replacing
 from gates.gating.hard_concrete import Stretch
 from gates.gating.head_gates import HeadGates, Mode, summary
 from gates.gating.schedule import BudgetController
@@ -31,8 +31,6 @@ from gates.options import TOP_K_FAMILIES, DrawPer, GateFamily, Unit
 
 CONFIG_FILE = "gate_config.json"
 WEIGHTS_FILE = "gates.safetensors"
-CARD_FILE = "README.md"
-CARD_TAG = "tags:\n- head-gates\n"
 CHOICES: dict[str, tuple[str, ...]] = {
     "unit": get_args(Unit), "draw_per": get_args(DrawPer), "family": get_args(GateFamily),
 }  # fmt: skip
@@ -155,12 +153,7 @@ class GateConfig:
         Raises:
             GateError: If the file cannot be read, is not a JSON object, or has unknown or ill-typed fields.
         """
-        try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise GateError(f"cannot read the gate configuration {str(path)!r}: {error.strerror or error}") from error
-        except (ValueError, RecursionError) as error:
-            raise GateError(f"{str(path)!r} is not a gate configuration: it is not JSON ({error})") from error
+        content = read_json(path, "gate configuration")
         if not isinstance(content, dict):
             raise GateError(f"{str(path)!r} is not a gate configuration: expected a JSON object")
         known = [field.name for field in fields(cls)]
@@ -189,8 +182,8 @@ def save_gates(directory: str | os.PathLike[str], gates: HeadGates, config: Gate
     with replacing(directory / WEIGHTS_FILE) as partial:
         save_file(tensors, partial, metadata={**metadata, "checksum": _checksum(config, metadata, tensors)})
     config.to_json_file(directory / CONFIG_FILE)
-    readme = directory / CARD_FILE
-    if card and (not readme.exists() or CARD_TAG in readme.read_text(encoding="utf-8", errors="replace")):
+    readme = directory / "README.md"
+    if card and (not readme.exists() or "tags:\n- head-gates\n" in readme.read_text(encoding="utf-8", errors="replace")):
         with replacing(readme) as partial:
             partial.write_text(card, encoding="utf-8")
 

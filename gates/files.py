@@ -8,20 +8,20 @@ library raised.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from gates.errors import GateError
 
 PARTIAL = re.compile(r"\..+\.partial-(?P<process>\d+)")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The errors of a system without room: on the disk, in the user's quota, or for a file of this size."""
-TAKES_NOTHING = (*FULL, errno.EROFS, errno.EIO)
-"""These errors, and those of a disk that cannot be written for other reasons."""
 IN_WORDS = (
     (re.compile(r"\(os error (?P<number>\d+)\)"), None),  # Rust's: safetensors, tokenizers
     (re.compile(r"No space left on device"), errno.ENOSPC),
@@ -75,7 +75,7 @@ def takes_nothing(error: BaseException) -> int | None:
         for words, stated in IN_WORDS if number is None else ():
             if (found := words.search(str(reason))) is not None:
                 number = stated or int(found["number"])
-        if number in TAKES_NOTHING:
+        if number in (*FULL, errno.EROFS, errno.EIO):
             return number
         reason = reason.__cause__ or reason.__context__
     return None
@@ -108,6 +108,16 @@ def written_whole(directory: Path, *, overwrite: bool = False) -> Iterator[Path]
             remove(old)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def read_json(path: str | os.PathLike[str], what: str) -> Any:
+    """Return the content of a JSON file; raise :class:`GateError`, which calls the file ``what``, if it cannot be read."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise GateError(f"cannot read the {what} {os.fspath(path)!r}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise GateError(f"{os.fspath(path)!r} is not a {what}: it is not JSON ({error})") from error
 
 
 def partial_of(path: Path) -> Path:

@@ -180,8 +180,7 @@ class GatedModel(SharedGates, nn.Module):
         It is constant for the two top-k families, which always keep the number of heads of their budget.
 
         Args:
-            price: The price of one open gate, at least 0; one for all or one each, ``[gates]``. See
-                :func:`gates.gating.price.l0_penalty`.
+            price: The price of one open gate, at least 0; one for all or one each, ``[gates]``.
 
         Raises:
             GateError: For a negative price, or for gates with a budget, which need no price.

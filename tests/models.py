@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -187,11 +189,57 @@ def logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         return model(**batch).logits
 
 
+def projection_inputs(model: nn.Module, name: str, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the heads that each output projection of a family reads, by its path."""
+    seen: dict[str, Tensor] = {}
+
+    def keep(path: str, module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        seen[path] = args[0].detach().clone()
+
+    paths = FAMILIES[name].output_paths
+    hooks = [model.get_submodule(path).register_forward_pre_hook(partial(keep, path)) for path in paths]
+    logits(model, batch)
+    for hook in hooks:
+        hook.remove()
+    return seen
+
+
+@contextmanager
+def replaced_heads(model: nn.Module, name: str, mask: Tensor, instead: Callable[[int, Tensor], Tensor]) -> Iterator[None]:
+    """Replace the heads whose entry of a mask ``[heads]`` is 0, without gates.
+
+    ``instead`` gets the index of an output projection and the heads that it reads, ``[..., features]``.
+    """
+
+    def replace(site: int, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        kept = mask[4 * site : 4 * site + 4].bool().repeat_interleave(8)
+        return (torch.where(kept, args[0], instead(site, args[0]).to(args[0])),)
+
+    paths = FAMILIES[name].output_paths
+    hooks = [model.get_submodule(path).register_forward_pre_hook(partial(replace, site)) for site, path in enumerate(paths)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def masked(model: nn.Module, values: Tensor, run: Callable[[], Any]) -> Any:
     """What a function returns while the heads of a model have these gates: a reference that knows nothing of surgery."""
     gates = HeadGates(model)
     with gates.attached(), gates.use(values), torch.no_grad():
         return run()
+
+
+def slope(gates: HeadGates, gate: int, losses: Callable[[], Tensor], step: float) -> Tensor:
+    """Return the derivative of losses ``[batch]`` by a gate at 1, from two evaluations, in float64."""
+    found = []
+    for change in (step, -step):
+        values = torch.ones(gates.size, dtype=torch.float64)
+        values[gate] += change
+        with torch.no_grad(), gates.attached(), gates.use(values):
+            found.append(losses().double())
+    return (found[0] - found[1]) / (2 * step)
 
 
 def random_mask(name: str, *, seed: int = 2) -> Tensor:

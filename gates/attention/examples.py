@@ -58,11 +58,6 @@ class ExampleAxis:
         """Return whether ``shape``, ``[..., features]``, has such an axis."""
         return self.axis < len(shape) - 1 and shape[self.axis] == examples * self.fold
 
-    def spread(self, values: Tensor, dimensions: int) -> Tensor:
-        """Expand values ``[examples, gates]`` to values of the rows, ``[..., gates]``, with size 1 on all other axes."""
-        folded = self.folded(values)
-        return folded.view(*self.sizes(len(folded), dimensions), -1)
-
     def folded(self, values: Tensor) -> Tensor:
         """Repeat values ``[examples, gates]`` for the rows of each example, ``[examples * fold, gates]``."""
         if self.fold == 1:
@@ -81,14 +76,9 @@ class ExampleAxis:
 
 
 def collect(rows: Tensor, numbers: Tensor, examples: int) -> Tensor:
-    """Sum the rows of each example, whatever their order.
+    """Sum the rows ``[..., gates]`` of each example, in any order, to ``[examples, gates]``.
 
-    Args:
-        rows: The rows, ``[..., gates]``.
-        numbers: The example of each row, ``[...]``. Rows with a negative number do not count.
-
-    Returns:
-        ``[examples, gates]``.
+    ``numbers`` are the examples of the rows, ``[...]``. Rows with a negative number do not count.
     """
     known = numbers >= 0
     return rows.new_zeros(examples, rows.shape[-1]).index_add(0, numbers[known], rows[known])
@@ -103,7 +93,6 @@ def locate(touched: Callable[[Tensor], Sequence[Tensor]], examples: int) -> list
     Args:
         touched: A function from a group of examples, bool ``[examples]``, to the rows that change with them, bool ``[...]``
             for each of several tensors.
-        examples: The number of examples.
 
     Returns:
         For each tensor the numbers of the examples, ``[...]``. A row has :data:`UNKNOWN` if neither group of some digit

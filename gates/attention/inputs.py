@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from gates.attention.modes import evaluating, is_sharded, kept_generators
-from gates.attention.own_method import call_output
+from gates.attention.own_method import calling_outputs
 from gates.attention.sites import find_attention, weight_by_output
 from gates.errors import GateError, first_line
 
@@ -327,11 +327,9 @@ def example_inputs(
 
     Args:
         model: A Transformers model. An encoder-decoder also gets ``decoder_input_ids`` unless it makes them itself.
-        batch: The number of examples.
         length: The number of text tokens per example, without placeholders of pictures or sound. It is smaller if the model
             has fewer positions.
         padded: Whether every second example is a quarter shorter, padded on the right.
-        seed: The seed of the random numbers.
 
     Raises:
         GateError: If no guess runs, or the model is sharded, because it then runs in all processes or in none.
@@ -391,10 +389,8 @@ def _left_out(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[str]
     except GateError:  # no heads are left, or none is known
         sites = []
     missing = {site.name for site in sites}
-    with ExitStack() as stack:
+    with calling_outputs(model), ExitStack() as stack:
         for site in sites:
-            for handle in call_output(site.module):
-                stack.callback(handle.remove)
             reached = site.output.register_forward_pre_hook(lambda _module, _inputs, name=site.name: missing.discard(name))
             stack.callback(reached.remove)
         output = model(**inputs)[0]

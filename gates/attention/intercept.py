@@ -14,12 +14,13 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from gates.attention.layouts import DIFFERENCE, SPARSE
 from gates.attention.modes import evaluating
 from gates.attention.output_hooks import gates_on
-from gates.attention.own_method import OwnMethod, call_output, use_method
+from gates.attention.own_method import OwnMethod, calling_outputs, use_method
 from gates.attention.sites import AttentionSite
 
 INTERFACE, DIRECT = "ALL_ATTENTION_FUNCTIONS", "scaled_dot_product_attention"
@@ -210,20 +211,15 @@ def attention_matrices(
         stack.enter_context(observing(model, sites))
         stack.enter_context(implementation(model, "eager"))
         for position, site in enumerate(sites):
-            stack.enter_context(requesting_matrix(site.core))
+            stack.callback(request_matrix(site.core).remove)
             handle = site.core.register_forward_hook(partial(_take_matrix, take, position, site.heads))
             stack.callback(handle.remove)
         yield
 
 
-@contextmanager
-def requesting_matrix(core: nn.Module) -> Iterator[None]:
-    """Pass ``output_attentions`` to the core of a site if its forward has this argument."""
-    handle = core.register_forward_pre_hook(_request_matrix, with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
+def request_matrix(core: nn.Module) -> RemovableHandle:
+    """Pass ``output_attentions`` to the core of a site, if its forward has this argument, until the handle is removed."""
+    return core.register_forward_pre_hook(_request_matrix, with_kwargs=True)
 
 
 def _request_matrix(core: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
@@ -263,8 +259,7 @@ def observe_head_outputs(
 
     with ExitStack() as stack:
         stack.enter_context(observing(model, sites))
+        stack.enter_context(calling_outputs(model))
         for position, site in enumerate(sites):
-            for handle in call_output(site.module):
-                stack.callback(handle.remove)
             stack.callback(site.output.register_forward_pre_hook(partial(take_input, position), prepend=True).remove)
         yield

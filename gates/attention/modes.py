@@ -57,17 +57,13 @@ def evaluation_copy(module: nn.Module) -> tuple[nn.Module, dict[nn.Module, nn.Mo
     return copies[module], copies
 
 
-class _Thread(threading.local):
-    runs_copy = False
-
-
-_THREAD = _Thread()
+_THREAD = threading.local()
 
 
 @contextmanager
 def running_copy() -> Iterator[None]:
     """Mark that this thread runs a copy, so that :func:`check_original` raises an error."""
-    before, _THREAD.runs_copy = _THREAD.runs_copy, True
+    before, _THREAD.runs_copy = getattr(_THREAD, "runs_copy", False), True
     try:
         yield
     finally:
@@ -76,7 +72,7 @@ def running_copy() -> Iterator[None]:
 
 def check_original() -> None:
     """Raise an error where a copy runs the original module, as a ``forward`` that was replaced by a closure does."""
-    if _THREAD.runs_copy:
+    if getattr(_THREAD, "runs_copy", False):
         raise RuntimeError("the copy of a module runs the original")
 
 

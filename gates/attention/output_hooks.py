@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
-from transformers import Cache, PreTrainedModel
+from transformers import Cache
 
 from gates.attention.layouts import without_adapter
 from gates.attention.modes import check_original, evaluation_copy, running_copy
 from gates.attention.own_method import Use, call_output, calling_outputs
-from gates.attention.sites import AttentionSite, Kind, check_width
+from gates.attention.sites import AttentionSite, check_width
 from gates.errors import GateError
 
 
@@ -46,13 +46,9 @@ class Leaves(dict[tuple[int, torch.Size], Tensor]):
 
 
 # The functions below call an attention module a second time with inputs that differ in one place. The outputs that change show
-# whether all heads pass through gates, and whether tokens see later ones. Names and configs do not prove either.
+# whether all heads pass through gates. Names and configs do not prove it.
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-VISIBLE = 1e-6
-"""The relative change of an output that is more than rounding."""
-TRIED = 8
-"""The number of tokens from either end that are changed. The outermost may be padding, which no other token sees."""
 
 
 def is_bypassed(module: nn.Module, gated: Sequence[nn.Module], arguments: Arguments) -> bool | None:
@@ -72,7 +68,7 @@ def is_bypassed(module: nn.Module, gated: Sequence[nn.Module], arguments: Argume
     if not streams or streams[0][..., 0].numel() < 2:
         return None
     try:
-        outputs = _again(module, arguments, _poisoned, closed=gated)
+        outputs = call_again(module, arguments, _poisoned, closed=gated)
     except Exception:  # it cannot be called alone, for example because other processes hold its weights
         return False
     shapes = {tensor.shape for tensor in streams}
@@ -84,45 +80,7 @@ def is_bypassed(module: nn.Module, gated: Sequence[nn.Module], arguments: Argume
     return False
 
 
-def seen_kinds(model: PreTrainedModel, sites: tuple[AttentionSite, ...], run: Callable[[], Any]) -> list[Kind | None]:
-    """Return the observed kind of every site, to check :attr:`AttentionSite.kind`; None for a site that was not called.
-
-    If a token changes earlier ones, the kind is ``encoder``. If it only changes later ones, the kind is ``decoder``. If its
-    tokens do not change each other, the keys come from elsewhere, and the kind is ``cross``.
-
-    Args:
-        model: The model, in evaluation mode.
-        run: A function that runs the model on one example of several tokens without padding.
-    """
-    found: list[Kind | None] = [None] * len(sites)
-
-    def seen(position: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        found[position] = _kind_of_call(module, (args, kwargs))
-
-    with torch.no_grad(), ExitStack() as stack:
-        for position, site in enumerate(sites):
-            hook = site.module.register_forward_hook(lambda *call, position=position: seen(position, *call), with_kwargs=True)
-            stack.callback(hook.remove)
-        run()
-    return found
-
-
-def _kind_of_call(module: nn.Module, arguments: Arguments) -> Kind:
-    before = _again(module, arguments, lambda stream: stream)[0]
-    tokens = _tokens(before)
-    count = before.shape[tokens]
-
-    def changes(token: int, others: slice) -> bool:
-        after = _again(module, arguments, _moved(token))[0]
-        difference = (after - before).movedim(tokens, 0)[others].abs().max()
-        return bool(difference > VISIBLE * before.abs().max())
-
-    if any(changes(token, slice(None, token)) for token in range(count - 1, max(0, count - 1 - TRIED), -1)):
-        return "encoder"
-    return "decoder" if any(changes(token, slice(token + 1, None)) for token in range(min(TRIED, count - 1))) else "cross"
-
-
-def _again(
+def call_again(
     module: nn.Module, arguments: Arguments, change: Callable[[Tensor], Tensor], *, closed: Sequence[nn.Module] = ()
 ) -> list[Tensor]:
     """Return the tensors of one more call of a module, in evaluation mode, without caches and hooks.
@@ -161,25 +119,10 @@ def _is_stream(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point() and value.dim() in (2, 3)
 
 
-def _tokens(stream: Tensor) -> int:
-    """Return the axis of tokens: the last but one, unless that has size 1 (time first)."""
-    return stream.dim() - 2 if stream.shape[-2] > 1 else 0
-
-
 def _poisoned(stream: Tensor) -> Tensor:
     stream = stream.clone()
     stream[(0,) * (stream.dim() - 1)] = torch.nan
     return stream
-
-
-def _moved(token: int) -> Callable[[Tensor], Tensor]:
-    def change(stream: Tensor) -> Tensor:
-        stream = stream.clone()
-        at = stream.movedim(_tokens(stream), 0)[token]
-        at.copy_(at.flip(-1) + 1)
-        return stream
-
-    return change
 
 
 def gates_on(sites: Sequence[AttentionSite]) -> list[nn.Module]:

@@ -33,8 +33,7 @@ from gates.modeling_pruned import Headless, Selected, is_of
 
 # The kind of a site is found without running the model, because a forward pass needs inputs and time. The criteria are, in
 # order: the module's name, its attributes, the masks that the surrounding model makes, and its place in the model.
-# :func:`gates.attention.output_hooks.seen_kinds` finds kinds by a forward pass with changed tokens. The tests require that
-# both agree on every architecture.
+# The tests find kinds by forward passes with changed tokens, and require that both agree on every architecture.
 
 CROSS_NAMES = re.compile(r"cross_?att(n|ention)(_\w+)?|final_attn_token_to_image|encoder_att(n|ention)|EncDecAttention")
 MASKS = re.compile(r"create_\w*(causal|bidirectional)\w*_mask")

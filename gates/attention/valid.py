@@ -62,11 +62,9 @@ def check_valid(valid: Tensor, shape: Size) -> None:
 
 
 def valid_positions(states: Tensor, valid: Tensor | None) -> Tensor:
-    """Return the positions of some states that count, ``[positions, features]``.
+    """Return the positions of states ``[..., features]`` that count, ``[positions, features]``.
 
-    Args:
-        states: The states, ``[batch, query, features]``, or ``[query, batch, features]`` where a site has time first.
-        valid: The mask in the layout of the states (see :func:`rows_by_site`); None if all positions count.
+    ``valid`` is the mask in the layout of the states (see :func:`rows_by_site`); None if all positions count.
     """
     if valid is None:
         return states.flatten(0, -2)

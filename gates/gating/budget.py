@@ -83,11 +83,9 @@ class Budget:
         return sorted(self.per_kind) if self.time is None else ["within", self.time.milliseconds, *self.time.terms]
 
     def is_met(self, mask: Tensor, kind_index: Tensor) -> bool:
-        """Return whether a mask keeps exactly the budgeted heads, or is within the time.
+        """Return whether a 0/1 mask ``[heads]`` keeps exactly the budgeted heads, or is within the time.
 
-        Args:
-            mask: The 0/1 mask of a model, ``[heads]``.
-            kind_index: The position of each head's kind in :data:`gates.attention.sites.KINDS`, ``[heads]``.
+        ``kind_index`` has the position of each head's kind in :data:`gates.attention.sites.KINDS`, ``[heads]``.
         """
         if self.time is not None:
             return self.time.allows(counts_by_site(mask, self.time))
@@ -143,10 +141,7 @@ def top_k_mask(scores: Tensor, budget: Budget, kind_index: Tensor) -> Tensor:
         kind_index: The position of each head's kind in :data:`gates.attention.sites.KINDS`, ``[heads]``.
 
     Returns:
-        The 0/1 mask, ``[heads]``, float32.
-
-    Raises:
-        GateError: For a score that is NaN.
+        The 0/1 mask, ``[heads]``, float32. A score that is NaN is an error.
 
     >>> top_k_mask(torch.tensor([0.3, 0.9, 0.1, 0.5]), Budget(2, {}), kind_index=torch.zeros(4))
     tensor([0., 1., 0., 1.])
@@ -166,13 +161,8 @@ def top_k_mask(scores: Tensor, budget: Budget, kind_index: Tensor) -> Tensor:
 def mask_within(scores: Tensor, limit: TimeLimit) -> Tensor:
     """Return the mask of the highest scores within a time: down the ranking, keep each head that still fits.
 
-    The result is the first mask in the order of the ranking, and no head can be added to it.
-
-    Args:
-        scores: The scores, ``[heads]``. Of equal scores the earlier head is kept.
-
-    Returns:
-        The 0/1 mask, ``[heads]``, float32.
+    Scores and mask are ``[heads]``. Of equal scores the earlier head is kept. The result is the first mask in the order of the
+    ranking, and no head can be added to it.
     """
     site_of = [index for index, site in enumerate(limit.table.sites) for _ in range(site.gates)]
     counts, mask = [0] * len(limit.table.sites), torch.zeros(scores.shape[0], device=scores.device)

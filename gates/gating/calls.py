@@ -44,13 +44,11 @@ class Call:
     """One call of a model, or of a part of it that is called alone.
 
     Args:
-        part: The module that was called.
         values: The gate values, ``[gates]`` or ``[examples, gates]``; None if all are one.
         spread: The function from the values to those of the columns of all sites; see
             :func:`gates.attention.scaling.spread_to_columns`.
         widths: The number of columns of each site.
         inputs: The positional and keyword arguments while the call runs; None afterwards.
-        thread: The thread of the call.
         first, last: The numbers of its autograd nodes, ``first <= number < last``; ``last`` is None while it runs.
         drew: Whether the values were computed in the call, with a graph. Others are given or fixed.
         without_graph: The sites that ran under ``torch.no_grad``.

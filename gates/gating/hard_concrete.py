@@ -24,13 +24,7 @@ NOISE_MARGIN = 1e-6
 
 
 def uniform_noise(like: Tensor, *, draws: int | None = None, generator: torch.Generator | None = None) -> Tensor:
-    """Draw uniform noise inside (0, 1), float32, ``[gates]`` or ``[draws, gates]``.
-
-    Args:
-        like: A tensor ``[gates]`` on the device of the noise.
-        draws: The number of independent draws; None for one draw ``[gates]``.
-        generator: The generator, on the same device; the global one by default.
-    """
+    """Draw uniform noise inside (0, 1), float32, ``[gates]`` or ``[draws, gates]``, on the device of ``like`` ``[gates]``."""
     shape = like.shape if draws is None else (draws, *like.shape)
     return torch.empty(shape, device=like.device).uniform_(NOISE_MARGIN, 1 - NOISE_MARGIN, generator=generator)
 
@@ -116,15 +110,11 @@ def sample_gates(
     draws: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Draw gates: reparametrised, so gradients reach ``log_alpha``.
+    """Draw gates in [0, 1], float32, from ``log_alpha`` ``[gates]``: reparametrised, so gradients reach it.
 
     Args:
-        log_alpha: The parameters of the gates, ``[gates]``.
-        draws: The number of independent draws; None for one draw ``[gates]``.
-        generator: source of the noise, on ``log_alpha``'s device; the global one by default.
-
-    Returns:
-        Gates in [0, 1], float32, ``[gates]`` or ``[draws, gates]``.
+        draws: The number of independent draws, ``[draws, gates]``; None for one draw ``[gates]``.
+        generator: The generator of the noise, on ``log_alpha``'s device; the global one by default.
     """
     log_alpha = log_alpha.float()
     uniform = uniform_noise(log_alpha, draws=draws, generator=generator)

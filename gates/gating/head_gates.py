@@ -30,9 +30,6 @@ from gates.options import TOP_K_FAMILIES, DrawPer, GateFamily, Unit
 
 Mode = Literal["open", "stochastic", "masked"]
 
-IGNORED_MASKS = ("head_mask", "decoder_head_mask", "cross_attn_head_mask")
-"""Arguments of Transformers 4 that Transformers 5 accepts and ignores."""
-
 
 class HeadGates(nn.Module):
     """Gates for all heads of a model, in one flat vector ``[gates]`` in site order.
@@ -203,14 +200,7 @@ class HeadGates(nn.Module):
         return values if self.is_learned is None else torch.where(self.is_learned, values, 1.0)
 
     def to_heads(self, values: Tensor) -> Tensor:
-        """Expand values per gate to values per head.
-
-        Args:
-            values: The values of the gates, ``[..., gates]``, such as a mask.
-
-        Returns:
-            The values ``[..., heads]`` in site order, as :func:`gates.surgery.remove.remove_heads_` takes them.
-        """
+        """Expand values per gate ``[..., gates]``, such as a mask, to values per head ``[..., heads]`` in site order."""
         if values.shape[-1] != self.size:
             raise GateError(f"values have shape {list(values.shape)}; expected one for each of {self.size} {self.unit}s")
         return values[..., self._gate_of_head(values.device)]
@@ -387,7 +377,7 @@ def _check_draw(gates: HeadGates) -> None:
 
 
 def _refuse_head_masks(inputs: Mapping[str, Any], gates: HeadGates) -> None:
-    for name in IGNORED_MASKS:
+    for name in ("head_mask", "decoder_head_mask", "cross_attn_head_mask"):  # of Transformers 4
         if inputs.get(name) is not None:
             raise GateError(
                 f"{name} was passed to a gated model, and Transformers 5 ignores it; give the values to the gates instead, "

@@ -13,11 +13,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Literal
 
 from gates.errors import GateError
-from gates.files import replacing
+from gates.files import read_json, replacing
 
 Measure = Literal["ms", "x"]
 EXPECTED = "a time such as 12ms or, as a share of the dense model's, 0.7x"
@@ -131,18 +130,13 @@ class LatencyTable:
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> LatencyTable:
         """Read a file of :meth:`write`."""
-        try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise GateError(f"cannot read the latency table {str(path)!r}: {error.strerror or error}") from error
-        except (ValueError, RecursionError) as error:
-            raise GateError(f"{str(path)!r} is no latency table: it is not JSON ({error})") from error
+        content = read_json(path, "latency table")
         try:
             sites = [SiteTimes(str(row["label"]), list(row["milliseconds"]), row.get("measured")) for row in content["sites"]]
             table = cls(content["rest"], sites, str(content["unit"]), content.get("inputs"), str(content.get("hardware", "")))
         except (KeyError, TypeError, ValueError) as error:
             raise GateError(
-                f"{str(path)!r} is no latency table: expected rest, unit, and sites with a label and milliseconds, as "
+                f"{str(path)!r} is not a latency table: expected rest, unit, and sites with a label and milliseconds, as "
                 "python -m training latency writes it"
             ) from error
         if not sites:

@@ -45,10 +45,7 @@ class BudgetSchedule:
         """Return the schedule to a number of heads.
 
         ``|log_alpha|`` is limited, so an open probability is never 0 or 1. The schedule ends at the expectation with exactly
-        the budgeted gates at the upper limit and the others at the lower.
-
-        Args:
-            start: The share of open heads at the start.
+        the budgeted gates at the upper limit and the others at the lower. ``start`` is the share of open heads at the start.
         """
         counts = [heads[kind] for kind in budget.per_kind] or [sum(heads.values())]
         kept = list(budget.per_kind.values()) or [budget.total]
@@ -370,11 +367,9 @@ NOT_CLOSED = -1
 
 
 def update_closing_step(closing_step: Tensor, values: Tensor, step: int) -> Tensor:
-    """Return the closing steps after one more optimiser step, ``[gates]``. A gate that opened again has none.
+    """Return the closing steps, int64 ``[gates]``, after one more optimiser step. A gate that opened again has none.
 
-    Args:
-        closing_step: The closing steps before, int64 ``[gates]``; :data:`NOT_CLOSED` for an open gate.
-        values: The evaluation values of the gates after the step, ``[gates]``. A gate is closed at 0.
+    ``values`` are the evaluation values of the gates after the step, ``[gates]``. A gate is closed at 0.
     """
     is_first = closing_step == NOT_CLOSED
     return closing_step.masked_fill(is_first, step).masked_fill(values > 0, NOT_CLOSED)

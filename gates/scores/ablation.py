@@ -282,9 +282,6 @@ def effects(moved: Tensor, apart: Tensor) -> Tensor:
 # (Barzilai and Borwein 1988). A step that does not lower the loss is undone and repeated with a shorter one. So the loss on
 # these examples is never above that of mean ablation, and does not depend on batches or processes.
 
-SHORTER, LONGER = 0.25, 2.0
-"""The factors of a step size after a step without progress, and where the curvature is not positive."""
-
 
 def descend_each(
     start: Tensor, evaluate: Callable[[Tensor], tuple[Tensor, Tensor]], *, floor: float | Tensor, steps: int
@@ -308,8 +305,8 @@ def descend_each(
         lower = tried < value
         moved, turned = trial - best, slope - gradient
         curvature = (moved * turned).sum(1)
-        fitting = torch.where(curvature > 0, moved.square().sum(1) / curvature.clamp(min=1e-300), LONGER * rate)
-        rate = torch.where(lower, fitting, SHORTER * rate)
+        fitting = torch.where(curvature > 0, moved.square().sum(1) / curvature.clamp(min=1e-300), 2.0 * rate)
+        rate = torch.where(lower, fitting, 0.25 * rate)  # a step without progress is repeated with a shorter one
         best = torch.where(lower.unsqueeze(1), trial, best)
         gradient = torch.where(lower.unsqueeze(1), slope, gradient)
         value = torch.where(lower, tried, value)

@@ -169,10 +169,9 @@ class AttentionMetric(HeadMetric):
         return values
 
     def update(self, site: int, values: Tensor, visible: Tensor, valid: Tensor | None = None) -> None:
-        """Add one forward pass of one site.
+        """Add the measure of every query in one forward pass of a site, ``[batch, heads, query]``.
 
         Args:
-            values: The measure of every query, ``[batch, heads, query]``.
             visible: The number of visible keys of each query, broadcastable to ``[batch, 1, query]``.
             valid: The queries that are not padding, ``[batch, query]``; None if all count.
         """
@@ -310,20 +309,14 @@ def _aligned(bias: Tensor) -> Tensor:
     return padded[..., :keys]
 
 
-def normalised_entropy(entropy: Tensor, visible: Tensor) -> Tensor:
-    """Return entropy over its maximum, the log of the number of visible keys; in [0, 1]. Where fewer than two keys are visible
-    it is 0 and should not be counted."""
-    return torch.where(visible > 1, entropy / visible.clamp(min=2).float().log(), torch.zeros_like(entropy))
-
-
 class AttentionEntropy(AttentionMetric):
     """Average the normalised attention entropy of every head. Queries that see one key do not count.
 
-    >>> from gates import find_attention, observe_entropy
+    >>> from gates import find_attention, observe_attention
     >>> from transformers import BertConfig, BertModel
     >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4)).eval()
     >>> entropy = AttentionEntropy(sites := find_attention(model))
-    >>> with torch.no_grad(), observe_entropy(model, sites, entropy, {"encoder": None}):
+    >>> with torch.no_grad(), observe_attention(model, sites, [entropy], {"encoder": None}):
     ...     _ = model(torch.randint(50, (3, 7)))
     >>> bool((entropy.compute() <= 1).all())  # 1 where a head attends to all keys alike
     True
@@ -338,7 +331,8 @@ class AttentionEntropy(AttentionMetric):
         return -(weights * weights.clamp(min=torch.finfo(weights.dtype).tiny).log()).sum(-1)
 
     def normalised(self, values: Tensor, visible: Tensor) -> Tensor:
-        return normalised_entropy(values, visible)
+        """Return entropies over their maximum, the log of the number of visible keys; 0 where fewer than two are visible."""
+        return torch.where(visible > 1, values / visible.clamp(min=2).float().log(), torch.zeros_like(values))
 
 
 # The attention confidence of a head is its mean largest attention weight over all queries that are not padding (Voita et al.

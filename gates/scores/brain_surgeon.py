@@ -35,15 +35,16 @@ RIDGE = 0.01
 
 
 class OutputMoments(NamedTuple):
-    """Hold sums over positions of the inputs x ``[in]`` of an output projection and the gradients g ``[out]`` of its output."""
+    """Hold sums over positions of the inputs x ``[in]`` of an output projection, of ``x x^T``, and of ``g g^T``.
 
-    # The numbers of examples and positions.
+    g are the gradients at its output, ``[out]``.
+    """
+
     examples: Tensor
     positions: Tensor
-    # The sums of inputs ``[in]`` and their products ``[in, in]``.
     x: Tensor
     xx: Tensor
-    gg: Tensor  # The sum of products of gradients, ``[out, out]``
+    gg: Tensor
 
 
 class SiteMoments(HeadMetric):
@@ -60,12 +61,9 @@ class SiteMoments(HeadMetric):
         self.add_sums(examples=[], positions=[], x=[features], xx=[features, features], gg=[outputs, outputs])
 
     def update(self, inputs: Tensor, gradients: Tensor, examples: int, valid: Tensor | None = None) -> None:
-        """Add a batch.
+        """Add the concatenated heads of a batch ``[..., in]``, and the gradients of its summed losses ``[..., out]``.
 
-        Args:
-            inputs: The concatenated heads, ``[batch, query, in]``, or ``[..., in]`` where all count.
-            gradients: The gradients of the summed losses with respect to the output, ``[batch, query, out]`` or ``[..., out]``.
-            valid: The queries that are not padding, ``[batch, query]``; None if all count.
+        ``valid`` are the queries that are not padding, ``[batch, query]``; None if all count.
         """
         x, g = valid_positions(inputs, valid).double(), valid_positions(gradients, valid).double()
         self.examples += examples

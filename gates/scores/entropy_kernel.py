@@ -49,17 +49,9 @@ def _jit(function: Callable[..., Any]) -> Any:
     return triton.jit(function) if HAS_TRITON else function
 
 
-def supports(
-    query: Tensor,
-    key: Tensor,
-    scale: float,
-    mask: Tensor | None = None,
-    *,
-    softcap: float | None = None,
-    sink: Tensor | None = None,
-) -> bool:
-    """Return whether the kernel runs here and takes these inputs. For the arguments see :func:`kernel_entropy`."""
-    return query.device.type == "cuda" and fits(query, key, scale, mask, softcap=softcap, sink=sink) and _runs_on(query.device)
+def supports(query: Tensor, *given: Any, **more: Any) -> bool:
+    """Return whether the kernel runs here and takes these inputs, the arguments of :func:`fits`."""
+    return query.device.type == "cuda" and fits(query, *given, **more) and _runs_on(query.device)
 
 
 def fits(

@@ -25,16 +25,12 @@ from gates.scores.metric import HeadMetric
 
 ALL_SUBSETS = 20_000
 """The number of candidate masks up to which all are tried: any layer of up to 16 gates."""
-LARGEST_SCALE = 10.0
-"""The limit of absolute gate values, as in Kwon et al. A layer beyond it is not rescaled."""
 
 
 class FisherInformation(HeadMetric):
     """Stream rows of gate gradients into the matrix ``E g g^T``, exactly for any batching and under DDP.
 
-    Args:
-        gates: The number of gates in the model.
-        kwargs: The arguments of :class:`torchmetrics.Metric`.
+    ``kwargs`` are the arguments of :class:`torchmetrics.Metric`.
 
     >>> fisher = FisherInformation(gates=2)
     >>> fisher.update(torch.tensor([[1.0, 2.0], [3.0, 0.0]]))  # gradients of two examples
@@ -65,10 +61,7 @@ class FisherInformation(HeadMetric):
 def removal_cost(mask: Tensor, fisher: Tensor, layer_index: Tensor) -> Tensor:
     """Return the increase of the loss by closed gates, to second order and layer by layer: the sum of ``1/2 c^T F_layer c``.
 
-    Args:
-        mask: The mask of 0 and 1, ``[..., gates]``; c is its complement.
-        fisher: The Fisher information of the gates, ``[gates, gates]``. Blocks between layers are ignored, as in the paper.
-        layer_index: The layer of each gate, ``[gates]``.
+    c is the complement of the mask ``[..., gates]``. Blocks of F between layers are ignored, as in the paper.
     """
     same = layer_index.unsqueeze(0) == layer_index.unsqueeze(1)
     closed = 1 - mask.to(fisher)
@@ -84,7 +77,6 @@ def rearrange(mask: Tensor, fisher: Tensor, layer_index: Tensor) -> Tensor:
     Args:
         mask: The mask of 0 and 1 from the search, ``[gates]``.
         fisher: The Fisher information of the gates, ``[gates, gates]``.
-        layer_index: The layer of each gate, ``[gates]``.
     """
     result = mask.clone()
     for layer in layer_index.unique():
@@ -171,6 +163,6 @@ def rescale(mask: Tensor, gram: Tensor, cross: Tensor, *, damping: float = 1e-6)
     damped = matrix + ridge * torch.eye(len(kept), dtype=matrix.dtype, device=matrix.device)
     change = torch.linalg.lstsq(damped, (cross[kept].double() - matrix.sum(1)).unsqueeze(1)).solution.squeeze(1)
     scales = 1 + change
-    if bool(torch.isfinite(scales).all()) and float(scales.abs().max()) <= LARGEST_SCALE:
+    if bool(torch.isfinite(scales).all()) and float(scales.abs().max()) <= 10:  # as in Kwon et al.
         values[kept] = scales
     return values

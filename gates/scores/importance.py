@@ -28,7 +28,7 @@ from gates.scores.metric import HeadMetric
 # Every row and position of a site has its own gate, so the gradient of an example is the sum over its rows. These rows are
 # found by the gradients of some examples' losses: see :mod:`gates.attention.examples`. One more backward pass checks the rows
 # found for an earlier batch, since the same function may pair other rows later. It ends at the last site of each stack, because
-# a whole pass would take half as long again as the scores.
+# a whole pass would take half as long again as the scores. A check at the logits would miss a model that sorts its examples.
 
 Place = tuple[int, torch.Size]
 """A site and the shape of its heads, ``[..., heads * head_dim]``."""
@@ -78,7 +78,6 @@ def gate_gradients(
     """Run a model and differentiate its losses.
 
     Args:
-        gates: The gates of the model.
         losses: A function that runs the model and returns the per-example losses ``[batch]``.
         weights: Further tensors to differentiate with respect to, which require gradients.
         per_example: Whether gradients per example are needed.
@@ -251,18 +250,12 @@ def head_gradients(gates: HeadGates, losses: Callable[[], Tensor], granularity: 
 
 
 class GradientRows(NamedTuple):
-    """Hold the gradients of one batch in every granularity; see :func:`head_gradients`.
-
-    Args:
-        example, token: The rows per example, ``[examples, gates]``.
-        batch: The row of the batch, ``[1, gates]``.
-        weights: The gradients of the mean loss with respect to the further tensors.
-    """
+    """Hold the gradients of one batch in every granularity; see :func:`head_gradients`."""
 
     example: Tensor
     token: Tensor
     batch: Tensor
-    weights: tuple[Tensor, ...]
+    weights: tuple[Tensor, ...]  # The gradients of the mean loss with respect to the further tensors
 
 
 def gradient_rows(gates: HeadGates, losses: Callable[[], Tensor], weights: Sequence[Tensor] = ()) -> GradientRows:
@@ -288,19 +281,12 @@ def requiring_gradients(parameters: Iterable[Tensor]) -> Iterator[None]:
 
 
 class Importance(NamedTuple):
-    """Hold scores per head, each ``[heads]``.
+    """Hold scores per head, each ``[heads]``."""
 
-    Args:
-        his: ``E |g|``, not normalised.
-        standard_error: The standard error of ``his``.
-        signed: ``E g``, positive where closing the head would lower the loss, to first order.
-        fisher: ``E g^2``, the diagonal Fisher information of the gates (Kwon et al. 2022).
-    """
-
-    his: Tensor
-    standard_error: Tensor
-    signed: Tensor
-    fisher: Tensor
+    his: Tensor  # E |g|, not normalised
+    standard_error: Tensor  # The standard error of ``his``
+    signed: Tensor  # E g, positive where closing the head would lower the loss, to first order
+    fisher: Tensor  # E g^2, the diagonal Fisher information of the gates (Kwon et al. 2022)
 
 
 def check_rows(gradients: Tensor, heads: int) -> None:
@@ -309,25 +295,10 @@ def check_rows(gradients: Tensor, heads: int) -> None:
         raise GateError(f"the gradients have shape {list(gradients.shape)}; expected [samples, {heads}], one row per example")
 
 
-def _importance_update(gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Return the sums of ``|g|``, ``g`` and ``g^2`` over the rows ``[samples, heads]``, and the number of rows."""
-    gradients = gradients.double()
-    return gradients.abs().sum(0), gradients.sum(0), gradients.square().sum(0), gradients.shape[0]
-
-
-def _importance_compute(absolute: Tensor, signed: Tensor, square: Tensor, samples: Tensor) -> Importance:
-    """Return means from sums. The variance of ``|g|`` needs no further sum because ``|g|^2 = g^2``."""
-    mean = absolute / samples
-    variance = (square / samples - mean.square()).clamp(min=0) * samples / (samples - 1).clamp(min=1)
-    return Importance(mean, (variance / samples).sqrt(), signed / samples, square / samples)
-
-
 def normalise_by_layer(scores: Tensor, layer_index: Tensor) -> Tensor:
-    """Divide each head's score by the l2 norm over its layer, as Michel et al. do (after Molchanov et al. 2017).
+    """Divide scores ``[heads]`` by the l2 norm over their layer, as Michel et al. do (after Molchanov et al. 2017).
 
-    Args:
-        scores: The scores of the heads, ``[heads]``. A layer of zeros stays zero.
-        layer_index: The layer of each head, ``[heads]``.
+    A layer of zeros stays zero.
     """
     norms = torch.zeros(int(layer_index.max()) + 1, dtype=scores.dtype, device=scores.device)
     norms.index_add_(0, layer_index, scores.square())
@@ -341,7 +312,6 @@ def removal_ranking(scores_at: Callable[[Tensor], Tensor], gates: int, *, share:
     Args:
         scores_at: A function from a mask ``[gates]`` to the scores ``[gates]`` of the model under it. Scores of closed gates do
             not count.
-        gates: The number of gates.
         share: The share of all gates to remove in each step, about 10 % in the paper, and at least one gate.
 
     Returns:
@@ -364,9 +334,7 @@ def removal_ranking(scores_at: Callable[[Tensor], Tensor], gates: int, *, share:
 class HeadImportance(HeadMetric):
     """Stream rows of head gradients into :class:`Importance`, exactly for any batching and under DDP.
 
-    Args:
-        heads: The number of heads in the model.
-        kwargs: The arguments of :class:`torchmetrics.Metric`.
+    ``kwargs`` are the arguments of :class:`torchmetrics.Metric`.
 
     >>> importance = HeadImportance(2)
     >>> importance.update(torch.tensor([[1.0, -2.0], [-3.0, 0.0]]))  # gradients of two examples
@@ -381,21 +349,23 @@ class HeadImportance(HeadMetric):
 
     def __init__(self, heads: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        for name in ("absolute", "signed", "square"):
-            self.add_state(name, torch.zeros(heads, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_sums(absolute=[heads], signed=[heads], square=[heads])
         self.add_state("samples", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, gradients: Tensor) -> None:
         """Add rows ``[samples, heads]`` from :func:`head_gradients`."""
         check_rows(gradients, len(self.absolute))
-        absolute, signed, square, samples = _importance_update(gradients)
-        self.absolute += absolute
-        self.signed += signed
-        self.square += square
-        self.samples += samples
+        gradients = gradients.double()
+        self.absolute += gradients.abs().sum(0)
+        self.signed += gradients.sum(0)
+        self.square += gradients.square().sum(0)
+        self.samples += len(gradients)
 
     def compute(self) -> Importance:
-        return _importance_compute(self.absolute, self.signed, self.square, self.samples)
+        samples, mean = self.samples, self.absolute / self.samples
+        # The variance of |g| needs no further sum, because |g|^2 = g^2.
+        variance = (self.square / samples - mean.square()).clamp(min=0) * samples / (samples - 1).clamp(min=1)
+        return Importance(mean, (variance / samples).sqrt(), self.signed / samples, self.square / samples)
 
 
 # Importance of a head by its attention weights: ``I_h = E_x sum_ij |dL(x) / dA_h,ij|``.
@@ -415,12 +385,7 @@ def reduce_matrix(weights: Tensor, gradient: Tensor) -> Tensor:
 def attention_gradients(model: PreTrainedModel, sites: tuple[AttentionSite, ...], losses: Callable[[], Tensor]) -> Tensor:
     """Return the score of every head for every example of a batch, ``[batch, heads]``, float32.
 
-    A shared module has the sum over all its passes.
-
-    Args:
-        model: The model.
-        sites: The attention modules of the model.
-        losses: A function that runs the model once and returns the per-example losses ``[batch]``.
+    A shared module has the sum over all its passes. ``losses`` runs the model once and returns the losses ``[batch]``.
     """
     sparse = sparse_site(sites)
     if sparse is not None:

@@ -30,13 +30,13 @@ from gates.attention.intercept import (
     matrix_among,
     observing,
     readable_implementation,
-    requesting_matrix,
+    request_matrix,
     sparse_site,
 )
 from gates.attention.sites import AttentionSite
 from gates.attention.valid import Valid, valid_by_site
 from gates.errors import GateError
-from gates.scores.attention import AttentionEntropy, AttentionMetric, bias_of, visible_keys
+from gates.scores.attention import AttentionMetric, bias_of, visible_keys
 
 
 @contextmanager
@@ -53,8 +53,6 @@ def observe_attention(
 
     Args:
         model: A model whose attention :func:`gates.attention.sites.find_attention` covers, except block-sparse attention.
-        sites: The attention modules of the model.
-        metrics: The Metrics to update at every site.
         valid: The queries that are not padding, ``[batch, query]``, by kind or by the name of a module; None if all count.
 
     Raises:
@@ -94,25 +92,6 @@ def observe_attention(
         )
 
 
-@contextmanager
-def observe_entropy(
-    model: PreTrainedModel, sites: tuple[AttentionSite, ...], metric: AttentionEntropy, valid: Valid
-) -> Iterator[None]:
-    """Call :func:`observe_attention` with only the entropy.
-
-    >>> from gates import AttentionEntropy, find_attention
-    >>> from transformers import GPT2Config, GPT2Model
-    >>> model = GPT2Model(GPT2Config(n_embd=32, n_layer=2, n_head=4)).eval()
-    >>> entropy = AttentionEntropy(sites := find_attention(model))
-    >>> with torch.no_grad(), observe_entropy(model, sites, entropy, {"decoder": None}):
-    ...     _ = model(torch.randint(50, (3, 7)))
-    >>> entropy.compute().shape
-    torch.Size([8])
-    """
-    with observe_attention(model, sites, [metric], valid):
-        yield
-
-
 Measure = Callable[[AttentionMetric], Tensor]
 Update = Callable[[int, Measure, Tensor], None]
 
@@ -125,7 +104,7 @@ def watched_attention(model: PreTrainedModel, sites: tuple[AttentionSite, ...], 
     own = [site for site in sites if _computes_on_its_own(model, site)]
     with ExitStack() as stack:
         for site in own:
-            stack.enter_context(requesting_matrix(site.core))
+            stack.callback(request_matrix(site.core).remove)
         for position, site in enumerate(sites):
             for handle in (
                 site.core.register_forward_pre_hook(partial(calls.enter, position)),

@@ -24,10 +24,8 @@ def ranking_scores(
     """Return the scores of a named ranking, ``[heads]``; higher is kept first.
 
     Args:
-        name: The name of the ranking, one of :data:`RANKINGS`.
         his: The raw HIS, ``[heads]``, which this function normalises by layer.
         entropy: The mean normalised attention entropy, ``[heads]``.
-        layer_index: The layer of each head, ``[heads]``.
         alpha: The weight of HIS in ``hies``. Choose it on a selection split.
         seed: The seed of ``random``.
 
@@ -72,10 +70,6 @@ def layer_leaders_first(scores: Tensor, layer_index: Tensor) -> Tensor:
 
     A budget of at least one head per layer keeps one head in each, as ``minimum_per_layer=1`` of
     :func:`gates.gating.budget.budget_mask` does. A smaller one keeps the best of these.
-
-    Args:
-        scores: The scores, ``[heads]``; higher is kept first.
-        layer_index: The layer of each head, ``[heads]``.
 
     >>> layer_leaders_first(torch.tensor([0.3, 0.9, 0.1, 0.2]), torch.tensor([0, 0, 1, 1])).tolist()
     [2.0, 7.0, 0.0, 5.0]

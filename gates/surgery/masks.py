@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +12,7 @@ from torch import Tensor
 
 from gates.attention.sites import AttentionSite, site_labels
 from gates.errors import GateError
-from gates.files import replacing
+from gates.files import read_json, replacing
 from gates.gating.budget import check_mask
 
 
@@ -33,7 +31,7 @@ def save_mask(path: str | os.PathLike[str], mask: Tensor, sites: tuple[Attention
     >>> sites = find_attention(BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4)))
     >>> with tempfile.TemporaryDirectory() as directory:
     ...     save_mask(f"{directory}/mask.json", torch.tensor([1.0, 0, 1, 1, 0, 0, 0, 1]), sites)
-    ...     json.loads(Path(directory, "mask.json").read_text())["sites"][1]["kept"]
+    ...     read_mask(f"{directory}/mask.json")["sites"][1]["kept"]
     [3]
     """
     check_mask(mask, sum(site.heads for site in sites))
@@ -69,14 +67,9 @@ def load_mask(path: str | os.PathLike[str], sites: tuple[AttentionSite, ...]) ->
 
 def read_mask(path: str | os.PathLike[str]) -> Any:
     """Return the JSON content of a mask file. The check of its form needs no model."""
-    try:
-        if stat.S_ISFIFO(mode := os.stat(path).st_mode) or stat.S_ISCHR(mode):  # reading might never end
-            raise GateError(f"the mask file {str(path)!r} is not a regular file; write the mask to one")
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise GateError(f"cannot read the mask file {str(path)!r}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise GateError(f"{str(path)!r} is not a mask file: it is not JSON ({error})") from error
+    if os.path.exists(path) and not os.path.isfile(path):  # reading might never end
+        raise GateError(f"the mask file {str(path)!r} is not a regular file; write the mask to one")
+    content = read_json(path, "mask file")
     if not content or not isinstance(content, (dict, list)) or (isinstance(content, list) and isinstance(content[0], dict)):
         many = " (the masks.json of a comparison has many masks)" * isinstance(content, list)
         raise GateError(
@@ -96,9 +89,7 @@ def parse_mask(content: Any, sites: tuple[AttentionSite, ...], *, source: str) -
     ``[[0, 1, 0, 0], [1, 1, 0, 1]]``         0 or 1 for every head: a row for each site in order, or one row for all.
     ======================================== ====================================================================
 
-    Args:
-        content: The content of a file, from :func:`read_mask`.
-        source: The name of the file, for errors.
+    ``source`` is the name of the file, for errors.
     """
     if isinstance(content, list):
         return _of_rows(content, sites, source)

@@ -63,11 +63,8 @@ def check_plain(sites: Sequence[AttentionSite]) -> None:
 def fold_(sites: Sequence[AttentionSite], gates: Sequence[Tensor], modules: Sequence[nn.Module]) -> None:
     """Multiply each head's columns of the output projections by its gate. Weights that several sites share are scaled once.
 
-    Nothing changes after an error.
-
-    Args:
-        gates: The gates of each site's heads, ``[heads]``.
-        modules: All modules of the model, among which weights may be shared.
+    Each site has gates ``[heads]``. ``modules`` are those of the whole model, which may share weights. Nothing changes after an
+    error.
     """
     _check_shared(sites, gates, modules)
     folds = {id(site.output.weight): (site, gate) for site, gate in zip(sites, gates, strict=True)}

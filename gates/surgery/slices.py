@@ -29,7 +29,13 @@ BY_HEAD = (
     *((name, 1) for name in ("relative_position_bias_table", "relative_position_bias.relative_position_bias_table")),
 )
 """Parameters with an axis of heads, and the index of this axis: position biases of Swin and BEiT, and Funnel's."""
-BY_FEATURE: dict[str, Literal["query", "key"]] = {"q_bias": "query", "v_bias": "key"}
+Side = Literal["query", "key"]
+OWN_PARTS: dict[str, Side] = {
+    **dict.fromkeys(("sinks", "pos_bias_u", "pos_bias_v", "bias_u", "bias_v", "q_norm", "q_layernorm"), "query"),
+    **dict.fromkeys(("k_norm", "k_layernorm"), "key"),
+}
+"""Parts of the core that may have an axis of heads, and the projection whose heads they have."""
+BY_FEATURE: dict[str, Side] = {"q_bias": "query", "v_bias": "key"}
 """DeBERTa's parameters with the features of all heads, and the projection whose heads they have."""
 
 
@@ -38,7 +44,7 @@ class PerHead:
     """Describe a parameter, or a list of modules, with an axis of heads that is not a projection."""
 
     path: str  # The path of the parameter or of the module
-    follows: Literal["query", "key"]  # The projection whose heads it belongs to, ``query`` or ``key``
+    follows: Side  # The projection whose heads it belongs to, ``query`` or ``key``
     # The form of the part. ``rows``: ``axis`` counts heads. ``features``: it has the features of all heads. ``packed``: its
     # first axis has query, key and value of all heads. ``modules``: one module per head. ``spanning``: a norm over the features
     # of all heads, which it still needs after a cut.
@@ -53,28 +59,17 @@ def per_head_parts(site: AttentionSite) -> list[PerHead]:
     if site.layout.packed:
         names = [f"{site.layout.packed}_{end}" for end in ("weight", "bias")]
         return [PerHead(name, "query", "packed") for name in names if getattr(site.core, name, None) is not None]
-    for path, follows, heads in (
-        ("sinks", "query", site.heads),
-        ("pos_bias_u", "query", site.heads),
-        ("pos_bias_v", "query", site.heads),
-        ("bias_u", "query", site.heads),
-        ("bias_v", "query", site.heads),
-        ("q_norm", "query", site.heads),
-        ("k_norm", "key", site.kv_heads),
-        ("q_layernorm", "query", site.heads),
-        ("k_layernorm", "key", site.kv_heads),
-    ):
-        part = getattr(site.core, path, None)
+    for path, side in OWN_PARTS.items():
+        part, heads = getattr(site.core, path, None), site.heads if side == "query" else site.kv_heads
         if isinstance(part, nn.Parameter):
-            found.append(PerHead(path, follows, "rows"))  # type: ignore[arg-type]
+            found.append(PerHead(path, side, "rows"))
         elif isinstance(getattr(part, "norms", None), nn.ModuleList):
-            found.append(PerHead(f"{path}.norms", follows, "modules"))  # type: ignore[arg-type]
+            found.append(PerHead(f"{path}.norms", side, "modules"))
         elif isinstance(weight := getattr(getattr(part, "norm", part), "weight", None), Tensor):
             if tuple(weight.shape) == (heads, site.head_dim):
-                found.append(PerHead(f"{path}.weight", follows, "rows"))  # type: ignore[arg-type]
+                found.append(PerHead(f"{path}.weight", side, "rows"))
             elif weight.numel() != site.head_dim or is_of(type(part), Selected):
-                before = site.layout.query if follows == "query" else site.layout.key
-                found.append(PerHead(path, follows, "spanning", before))  # type: ignore[arg-type]
+                found.append(PerHead(path, side, "spanning", site.layout.query if side == "query" else site.layout.key))
     prefix = f"{site.layout.core}." if site.layout.core else ""
     parameters = dict(site.core.named_parameters())
     for path, axis in BY_HEAD:

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from gates.attention.inputs import example_inputs
 from gates.attention.modes import evaluating, kept_generators
-from gates.attention.own_method import call_output
+from gates.attention.own_method import calling_outputs
 from gates.attention.sites import AttentionSite
 from gates.errors import GateError, first_line
 from gates.gating.head_gates import HeadGates
@@ -24,8 +24,6 @@ Outputs = dict[str, list[Tensor]]
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """The largest relative difference of one module, by the least precise dtype of its weights. It is about four units in the last
 place. Rounding took at most one in every architecture. float32 allows for TF32, and float64 for parts in float32."""
-SHAPED_BY_HEADS = ("attentions", "past_key_values")
-"""The endings of the names of outputs with an axis of heads."""
 GIVE = "give inputs of a forward pass as example={name: tensor, ...}"
 INSTEAD = "use form='masked' (zero_heads_), which keeps the dense shape"
 
@@ -45,7 +43,6 @@ def verified(
     of heads at each site.
 
     Args:
-        model: The model without attached gates, whose heads are removed in the block.
         gates: The gate of every head in the gated model, ``[heads]``.
         kept: The new shape of each site that changes, by name.
         example: The keyword arguments of a forward pass. None for random inputs.
@@ -130,13 +127,12 @@ def _outputs(model: PreTrainedModel, sites: Sequence[AttentionSite], inputs: Map
     found: Outputs = {}
     with (
         evaluating(model),
+        calling_outputs(model),
         kept_generators(model, seed=0),
         torch.autocast(model.device.type, enabled=False),
         ExitStack() as stack,
     ):
         for site in sites:
-            for handle in call_output(model.get_submodule(site.name)):
-                stack.callback(handle.remove)
             output = model.get_submodule(f"{site.name}.{site.layout.output}".lstrip("."))
             stack.callback(output.register_forward_hook(partial(_record, found, instead, site.name)).remove)
         for number, tensor in enumerate(_tensors(model(**inputs))):
@@ -165,7 +161,7 @@ def _tensors(output: Any) -> Iterator[Tensor]:
             yield output
     elif isinstance(output, Mapping):
         for name, value in output.items():
-            if not str(name).endswith(SHAPED_BY_HEADS):
+            if not str(name).endswith(("attentions", "past_key_values")):
                 yield from _tensors(value)
     elif isinstance(output, tuple) and output:
         yield from _tensors(output[0])
@@ -247,8 +243,7 @@ def check_same_weights(saved: PreTrainedModel, reloaded: PreTrainedModel) -> Non
 def check_same_outputs(model: PreTrainedModel, reloaded: PreTrainedModel, inputs: Mapping[str, Tensor], gates: Tensor) -> None:
     """Raise an error unless a reloaded model has the outputs of ``model`` with ``gates`` ``[heads]``.
 
-    ``model`` uses the non-persistent buffers of ``reloaded``, because loading makes them in float32, whatever the dtype of
-    the weights.
+    ``model`` uses the non-persistent buffers of ``reloaded``, because loading always makes them in float32.
     """
     head_gates = HeadGates(model)
     with _buffers_of(reloaded, model), head_gates.attached(), head_gates.use(gates.to(model.device)):

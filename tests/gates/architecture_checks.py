@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gates.attention.intercept import sparse_site
-from gates.attention.output_hooks import is_bypassed, seen_kinds
+from gates.attention.output_hooks import is_bypassed
 from gates.attention.sites import AttentionSite, find_attention
 from gates.errors import GateError
 from gates.export.onnx import export_onnx
@@ -27,8 +27,9 @@ from gates.modeling_pruned import Headless
 from gates.recovery.refit import refit_
 from gates.scores.attention import AttentionEntropy
 from gates.scores.importance import head_gradients
-from gates.scores.observe import observe_entropy
+from gates.scores.observe import observe_attention
 from gates.surgery.remove import remove_heads_, zero_heads_
+from tests.gates.kinds import seen_kinds
 from tools.coverage import architectures as zoo
 from tools.coverage.checks import (
     GatedModel,
@@ -84,7 +85,7 @@ class ArchitectureChecks:
         assert len({site.name for site in sites}) == len(sites) == self.heads // 4
         assert bool(sites[0].gate_only) == known.gate_only
         one = zoo.inputs(known, batch=1, padding=False)
-        shown = seen_kinds(model, sites, lambda: model(**one))
+        shown = seen_kinds(sites, lambda: model(**one))
         assert shown == [site.kind for site in sites], f"its attention behaves as {shown}"
         gated = GatedModel(model, self.batch)
         gated.ones()
@@ -133,7 +134,7 @@ class ArchitectureChecks:
         """Entropies are those of the attention matrices, for a batch as for its examples; observation changes no bit."""
         sites = find_attention(model)
         if sparse_site(sites) is not None:
-            with refused("not defined over all keys"), observe_entropy(model, sites, AttentionEntropy(sites), {}):
+            with refused("not defined over all keys"), observe_attention(model, sites, [AttentionEntropy(sites)], {}):
                 pass
             return "no: a query of block-sparse attention does not see all keys, so its entropy is not comparable"
         metrics = [AttentionEntropy(sites), AttentionEntropy(sites)]
@@ -158,7 +159,7 @@ class ArchitectureChecks:
 
     def _observed(self, model: PreTrainedModel, metric: AttentionEntropy, batch: Mapping[str, Tensor]) -> None:
         expected, before = outputs(model, batch), model.config._attn_implementation
-        with observe_entropy(model, find_attention(model), metric, {}):
+        with observe_attention(model, find_attention(model), [metric], {}):
             observed = outputs(model, batch)
             assert model.config._attn_implementation == before
         for found in (observed, outputs(model, batch)):

@@ -3,6 +3,7 @@
 import gc
 
 import pytest
+from torch import distributed
 
 
 @pytest.fixture(scope="module")
@@ -12,3 +13,11 @@ def frozen_imports():
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture
+def one_process():
+    """A job of PyTorch with one process."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()

@@ -175,17 +175,15 @@ def test_tensors_that_are_no_gates_are_refused(tmp_path):
     trained().save_pretrained(tmp_path)
     path = tmp_path / "gates.safetensors"
     tensors = load_file(path)
-    for wrong in (
-        {"log_alpha": tensors["log_alpha"]},
-        tensors | {"more": torch.ones(8)},
-        tensors | {"log_alpha": torch.ones(8, dtype=torch.bfloat16)},
-        tensors | {"log_alpha": torch.tensor(1.0)},
+    sites = '[["a", 8]]'
+    for wrong, names in (
+        ({"log_alpha": tensors["log_alpha"]}, sites),
+        (tensors | {"more": torch.ones(8)}, sites),
+        (tensors | {"log_alpha": torch.ones(8, dtype=torch.bfloat16)}, sites),
+        (tensors | {"log_alpha": torch.tensor(1.0)}, sites),
+        *((tensors, names) for names in ("[1]", "[" * 100_000, "{}")),
     ):
-        save_file(wrong, path, metadata={"mode": "stochastic", "sites": '[["a", 8]]', "checksum": ""})
-        with pytest.raises(GateError, match="holds no gates"):
-            GatedModel.from_pretrained(build("bert"), tmp_path)
-    for sites in ("[1]", "[" * 100_000, "{}"):
-        save_file(tensors, path, metadata={"mode": "stochastic", "sites": sites, "checksum": ""})
+        save_file(wrong, path, metadata={"mode": "stochastic", "sites": names, "checksum": ""})
         with pytest.raises(GateError, match="holds no gates"):
             GatedModel.from_pretrained(build("bert"), tmp_path)
 
@@ -205,9 +203,6 @@ def test_gates_of_other_settings_are_refused(tmp_path):
         trained(temperature=0.5).load_gates_(tmp_path)
     with pytest.raises(GateError, match="were trained with family"):
         trained(family="clamped-linear").load_gates_(tmp_path)
-
-
-# -- the model card ----------------------------------------------------------------------------------------------
 
 
 # -- the hub -----------------------------------------------------------------------------------------------------

@@ -65,8 +65,11 @@ def test_trainer_learns_the_task_while_heads_close(tmp_path):
     assert gated.gates.log_alpha.abs().max() <= LOG_ALPHA_LIMIT
 
 
-def test_the_price_is_in_the_training_loss_and_not_in_the_evaluation_loss(tmp_path):
+@pytest.mark.parametrize("is_fixed", [False, True])
+def test_the_price_of_gates_that_learn_is_in_the_training_loss_and_not_in_the_evaluation_loss(tmp_path, is_fixed):
     gated, batch = gated_bert(), examples(8)
+    if is_fixed:
+        gated.set_mask_(torch.tensor([1.0, 0, 0, 0, 1, 1, 0, 0]))
     losses = {}
     for price in (0.0, 5.0):
         trainer = GatedTrainer(gated, arguments(tmp_path), train_dataset=batch, eval_dataset=batch, price=price, price_ramp=0.0)
@@ -75,46 +78,9 @@ def test_the_price_is_in_the_training_loss_and_not_in_the_evaluation_loss(tmp_pa
         trainer.current_gradient_accumulation_steps = 1
         training = trainer.training_step(gated, inputs).item()
         losses[price] = training, trainer.evaluate()["eval_loss"]
-    expected = 5.0 * open_probability(gated.gates.log_alpha).sum().item()
+    expected = 0 if is_fixed else 5.0 * open_probability(gated.gates.log_alpha).sum().item()
     assert losses[5.0][0] - losses[0.0][0] == pytest.approx(expected, rel=1e-4)
     assert losses[5.0][1] == losses[0.0][1]
-
-
-class Gradients(t.TrainerCallback):
-    """Keeps the gradient of log_alpha and the price at every optimiser step."""
-
-    def __init__(self):
-        self.found, self.prices = [], []
-
-    def on_pre_optimizer_step(self, args, state, control, model, **kwargs):
-        self.found.append(model.gates.log_alpha.grad.clone())
-        self.prices.append(self.trainer.gate_price)
-
-
-@pytest.mark.parametrize("accepts_loss_kwargs", [True, False])
-def test_the_gradient_of_the_penalty_is_independent_of_gradient_accumulation(tmp_path, accepts_loss_kwargs):
-    found = {}
-    for price in (0.0, 0.5):
-        callback, gated = Gradients(), gated_bert()
-        gated.base_model.accepts_loss_kwargs = accepts_loss_kwargs
-        callback.trainer = GatedTrainer(
-            gated,
-            arguments(tmp_path, max_steps=2, gradient_accumulation_steps=3, max_grad_norm=0.0),
-            train_dataset=examples(8 * 5),  # the second step has fewer micro-batches
-            callbacks=[callback],
-            price=price,
-            price_ramp=0.0,
-            gate_learning_rate=0.0,
-        )
-        assert callback.trainer.model_accepts_loss_kwargs is accepts_loss_kwargs
-        for parameter in gated.base_model.parameters():
-            parameter.requires_grad_(False)
-        callback.trainer.train()
-        found[price] = callback.found
-    log_alpha = gated.gates.log_alpha.detach().requires_grad_()
-    (0.5 * open_probability(log_alpha).sum()).backward()
-    for with_price, without in zip(found[0.5], found[0.0], strict=True):
-        torch.testing.assert_close(with_price - without, log_alpha.grad, rtol=1e-3, atol=1e-6)
 
 
 def mean_of(outputs, labels, num_items_in_batch=None):
@@ -150,8 +116,8 @@ def gated_of(family):
     return get_gated_model(t.GPT2LMHeadModel(config), GateConfig(draw_per="batch"))
 
 
-def rows_for(family):
-    rows = examples(48)
+def rows_for(family, count=44):
+    rows = examples(count)
     if family == "bert":
         return rows
     names = ["input_ids", "labels", *["decoder_input_ids"] * (family == "t5")]
@@ -183,13 +149,14 @@ def without_shuffling(kind):
     ],
 )
 def test_training_is_that_of_a_loop_written_by_hand(tmp_path, family, kind, more, smoothing, accumulation):
-    """Weights and gates after three steps: mean of the micro-batches, price for each step, weights alone clipped."""
+    """Weights and gates after four steps: mean of the micro-batches, price for each step, weights alone clipped. The last step
+    has fewer micro-batches where three are accumulated."""
     price, clip, rate, gate_rate = 0.3, 0.05, 0.1, 0.2
     rows, gated = rows_for(family), gated_of(family)
     gated.gates.generator = torch.Generator().manual_seed(5)
     optimizer = torch.optim.SGD(gated.parameter_groups(rate, gate_rate))
     settings = arguments(
-        tmp_path, max_steps=3, per_device_train_batch_size=4, gradient_accumulation_steps=accumulation, max_grad_norm=clip,
+        tmp_path, max_steps=4, per_device_train_batch_size=4, gradient_accumulation_steps=accumulation, max_grad_norm=clip,
         lr_scheduler_type="constant", label_smoothing_factor=smoothing,
     )  # fmt: skip
     scheduled = (optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0))
@@ -200,15 +167,16 @@ def test_training_is_that_of_a_loop_written_by_hand(tmp_path, family, kind, more
 
     other = gated_of(family).train()
     other.gates.generator = torch.Generator().manual_seed(5)
-    batches = [t.default_data_collator(rows[start : start + 4]) for start in range(0, 48, 4)]
-    for step in range(3):
-        for batch in batches[step * accumulation : (step + 1) * accumulation]:
+    batches = [t.default_data_collator(rows[start : start + 4]) for start in range(0, 44, 4)]
+    for step in range(4):
+        parts = batches[step * accumulation : (step + 1) * accumulation]
+        for batch in parts:
             logits = other(**batch).logits.flatten(0, -2)
             labels = batch["labels"].flatten()
             if family == "gpt2":
                 logits, labels = logits.view(4, 8, -1)[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten()
             loss = torch.nn.functional.cross_entropy(logits, labels, label_smoothing=smoothing)
-            (loss / accumulation).backward()
+            (loss / len(parts)).backward()
         (price * open_probability(other.gates.log_alpha).sum()).backward()
         torch.nn.utils.clip_grad_norm_(other.base_model.parameters(), clip)
         with torch.no_grad():
@@ -242,14 +210,6 @@ def test_each_training_has_a_new_model(tmp_path):
         GatedTrainer(args=arguments(tmp_path), model_init=lambda: gated_bert().unload())
 
 
-def test_a_fixed_mask_has_no_price(tmp_path):
-    gated, batch = gated_bert(), examples(8)
-    gated.set_mask_(torch.tensor([1.0, 0, 0, 0, 1, 1, 0, 0]))
-    trainer = GatedTrainer(gated, arguments(tmp_path), train_dataset=batch, price=5.0, price_ramp=0.0)
-    inputs = trainer.data_collator(batch)
-    assert trainer.compute_loss(gated.train(), inputs).item() == pytest.approx(gated(**inputs).loss.item())
-
-
 def test_gates_have_their_own_learning_rate_and_no_decay(tmp_path):
     gated = gated_bert()
     trainer = GatedTrainer(gated, arguments(tmp_path, weight_decay=0.1), train_dataset=examples(8), gate_learning_rate=0.07)
@@ -268,15 +228,8 @@ def state(gated):
 @pytest.mark.parametrize("family", ["bert", "gpt2"])  # dropout and gate noise; tied weights
 def test_a_resumed_run_ends_as_one_that_was_never_stopped(tmp_path, family):
     def trainer(name, **more):
-        if family == "bert":
-            return GatedTrainer(
-                gated_bert(dropout=0.1), arguments(tmp_path / name, max_steps=6, **more), train_dataset=examples(64)
-            )
-        torch.manual_seed(0)
-        config = t.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=20, n_positions=16, bos_token_id=1, eos_token_id=1)
-        rows = [{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in examples(64)]
-        gated = get_gated_model(t.GPT2LMHeadModel(config))
-        return GatedTrainer(gated, arguments(tmp_path / name, max_steps=6, **more), train_dataset=rows)
+        gated = gated_bert(dropout=0.1) if family == "bert" else gated_of(family)
+        return GatedTrainer(gated, arguments(tmp_path / name, max_steps=6, **more), train_dataset=rows_for(family, 64))
 
     whole = trainer("whole")
     whole.train()
@@ -288,7 +241,7 @@ def test_a_resumed_run_ends_as_one_that_was_never_stopped(tmp_path, family):
     assert expected.keys() == found.keys()
     for name in expected:
         torch.testing.assert_close(found[name], expected[name], msg=name)
-    assert not torch.equal(expected["gates.learned.log_alpha"], gated_bert().gates.log_alpha)
+    assert bool((expected["gates.learned.log_alpha"] != 2.5).any())
 
 
 def test_a_checkpoint_is_the_base_model_with_the_gates_beside_it(tmp_path):
@@ -486,20 +439,6 @@ def test_a_run_with_a_budget_resumes(tmp_path):
         torch.testing.assert_close(again.gates.log_alpha, whole.gates.log_alpha, atol=1e-6, rtol=0)
 
 
-def test_the_budget_has_the_same_price_however_strongly_weights_are_clipped(tmp_path):
-    prices = []
-    for clip in (0.0, 1e-3, 1e3):
-        gated = gated_bert(budget=3, ramp=1.0)
-        for parameter in gated.base_model.parameters():
-            parameter.requires_grad_(False)
-        gated.classifier.weight.requires_grad_(True)
-        settings = arguments(tmp_path, max_grad_norm=clip, learning_rate=0.0)
-        GatedTrainer(gated, settings, train_dataset=examples(32), retrain=0.0).train()
-        prices.append(gated.steering.price[0])
-    assert prices[1:] == pytest.approx([prices[0]] * 2, rel=1e-4)
-    assert prices[0] > 0
-
-
 def test_the_best_checkpoint_brings_its_gates(tmp_path):
     gated = gated_bert()
     trainer_with_scores(gated, tmp_path, [0.3, 0.9, 0.1]).train()
@@ -508,19 +447,3 @@ def test_the_best_checkpoint_brings_its_gates(tmp_path):
     assert torch.equal(gated.gates.log_alpha, other.gates.log_alpha)
     other.load_gates_(tmp_path / "checkpoint-3")
     assert not torch.equal(gated.gates.log_alpha, other.gates.log_alpha)
-
-
-def test_the_loss_of_a_classifier_is_a_mean_over_accumulated_batches(tmp_path):
-    class TaskGradient(t.TrainerCallback):
-        def on_pre_optimizer_step(self, args, state, control, model, **kwargs):
-            found.append(model.classifier.weight.grad.clone())
-
-    found = []
-    for size, accumulation in ((16, 1), (8, 2), (4, 4)):
-        gated = gated_bert().set_mask_(torch.ones(8))
-        settings = arguments(
-            tmp_path, max_steps=1, per_device_train_batch_size=size, gradient_accumulation_steps=accumulation, max_grad_norm=0.0
-        )
-        GatedTrainer(gated, settings, train_dataset=examples(64), callbacks=[TaskGradient()]).train()
-    for other in found[1:]:
-        torch.testing.assert_close(other, found[0], rtol=1e-4, atol=1e-6)

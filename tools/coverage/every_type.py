@@ -20,12 +20,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gates.attention.inputs import example_inputs
-from gates.attention.output_hooks import seen_kinds
 from gates.attention.probing import PROBED, probe_attention
 from gates.attention.sites import AttentionSite, find_attention, is_attention
 from gates.errors import GateError, first_line
 from gates.export.card import prediction
 from gates.export.checkpoint import own_auto_class
+from tests.gates.kinds import seen_kinds
 from tools.coverage.checks import (
     TOLERANCE,
     UNREACHED,
@@ -130,7 +130,7 @@ def _check_kinds(gated: GatedModel) -> None:
         one["use_cache"] = False  # with a cache, FSMT leaves the mask to the length of its input
     shown: list[Any] = [None] * len(gated.gates.sites)
     with suppress(Exception):  # patches of several pictures in one row, modules that cannot be called on their own
-        shown = list(seen_kinds(gated.model, gated.gates.sites, lambda: gated.model(**one)))
+        shown = list(seen_kinds(gated.gates.sites, lambda: gated.model(**one)))
     for site, kind in zip(gated.gates.sites, shown, strict=True):  # tokens of blocks and pools need not see each other
         assert kind in (None, "cross", site.kind), f"{site.name!r} is taken for {site.kind} and behaves as {kind}"
 

@@ -41,7 +41,7 @@ from gates.scores.importance import (
     removal_ranking,
     requiring_gradients,
 )
-from gates.scores.observe import observe_attention, observe_entropy
+from gates.scores.observe import observe_attention
 from gates.scores.shapley import ShapleyValues, removal_orders, shapley_rows
 from gates.scores.weights import (
     HeadOutputVariance,
@@ -485,7 +485,7 @@ def importance_and_entropy(subject: ScoringContext) -> tuple[Importance, Tensor]
     entropy = AttentionEntropy(gates.sites).to(subject.device)
 
     def observe(batch: Batch) -> None:
-        with torch.no_grad(), observe_entropy(backbone, gates.sites, entropy, subject.valid_queries(batch)):
+        with torch.no_grad(), observe_attention(backbone, gates.sites, [entropy], subject.valid_queries(batch)):
             subject.losses(batch)
 
     importance = importance_of(subject, also=observe)

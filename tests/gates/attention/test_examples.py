@@ -39,7 +39,8 @@ def test_values_reach_the_rows_of_their_example_and_sums_come_back(axis, example
     sizes = [2, 3, 4]
     sizes[axis.axis] = examples * axis.fold
     values = torch.randn(examples, 5, generator=generator)
-    rows = axis.spread(values, dimensions=4).expand(*sizes, 5)
+    folded = axis.folded(values)
+    rows = folded.view(*axis.sizes(len(folded), dimensions=4), 5).expand(*sizes, 5)
     for row, number in enumerate(axis.numbers(examples).tolist()):
         assert bool((rows.select(axis.axis, row) == values[number]).all())
     weights = torch.randn(*sizes, 5, generator=generator)

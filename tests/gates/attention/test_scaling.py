@@ -146,16 +146,15 @@ def step_of(gated, *, bf16=False, draw_per="batch", dropout=0.0):
     return forward, finish, model
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize(
     ("draw_per", "bf16", "most"),
     [("batch", False, 45), ("batch", True, 21), ("example", False, 59), ("example", True, 60)],
 )
-def test_a_gated_step_dispatches_few_operations_more_and_waits_for_no_value(draw_per, bf16, most, dropout):
+def test_a_gated_step_dispatches_few_operations_more_and_waits_for_no_value(draw_per, bf16, most):
     """Forward pass, loss, backward pass, fused AdamW with a group for the gates, shared second moment and solved price."""
     found = []
     for gated in (False, True):
-        forward, finish, _ = step_of(gated, bf16=bf16, draw_per=draw_per, dropout=dropout)
+        forward, finish, _ = step_of(gated, bf16=bf16, draw_per=draw_per, dropout=0.1)
         with Counted() as counted:
             finish(forward())
         found.append(counted)

@@ -3,11 +3,13 @@ import torch
 import transformers as t
 from torch import nn
 
-from gates.attention.output_hooks import seen_kinds
 from gates.attention.sites import find_attention
 from gates.errors import GateError
 from gates.gating.head_gates import HeadGates
 from gates.surgery.remove import remove_heads_
+from tests.gates import layouts
+from tests.gates.attention.test_functional import wavlm
+from tests.gates.kinds import seen_kinds
 from tests.models import FAMILIES, build
 from tools.coverage import architectures as zoo
 from tools.coverage.checks import describe_kinds
@@ -27,22 +29,15 @@ def test_every_site_is_found_once_with_its_kind_and_size(name):
         assert layers == list(range(len(layers)))
 
 
-SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40, "vocab_size": 50}
-FSMT = {
-    "langs": ["en", "de"], "src_vocab_size": 50, "tgt_vocab_size": 50, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2,
-    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40,
-    "max_position_embeddings": 48, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1,
-}  # fmt: skip
-SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 BUILT = {
-    "FSMT": lambda: t.FSMTForConditionalGeneration(t.FSMTConfig(**FSMT)),
-    "CLIPSeg text": lambda: t.CLIPSegTextModel(t.CLIPSegTextConfig(**SIZES, **SPECIAL)),
-    "CLIP text": lambda: t.CLIPTextModel(t.CLIPTextConfig(**SIZES, **SPECIAL)),
+    "FSMT": lambda: t.FSMTForConditionalGeneration(t.FSMTConfig(**layouts.TIME_FIRST)),
+    "CLIPSeg text": lambda: t.CLIPSegTextModel(t.CLIPSegTextConfig(**layouts.TEXT)),
+    "CLIP text": lambda: t.CLIPTextModel(t.CLIPTextConfig(**layouts.TEXT)),
     "bidirectional Gemma 3": lambda: t.Gemma3TextModel(
-        t.Gemma3TextConfig(**SIZES, head_dim=8, num_key_value_heads=2, use_bidirectional_attention=True)
+        t.Gemma3TextConfig(**layouts.TEXT, head_dim=8, num_key_value_heads=2, use_bidirectional_attention=True)
     ),
     "ImageGPT": lambda: t.ImageGPTModel(t.ImageGPTConfig(n_embd=32, n_layer=2, n_head=4, vocab_size=51, n_positions=48)),
-    "BERT as a decoder": lambda: t.BertLMHeadModel(t.BertConfig(**SIZES, is_decoder=True)),
+    "BERT as a decoder": lambda: t.BertLMHeadModel(t.BertConfig(**layouts.TEXT, is_decoder=True)),
 }
 
 
@@ -54,13 +49,13 @@ def test_kinds_are_those_that_changed_tokens_show(name):
     if name == "FSMT":  # with a cache, it leaves its causal mask to the caller, who gives one token at a time
         batch |= {"decoder_input_ids": batch["input_ids"], "use_cache": False}
     sites = find_attention(model)
-    assert seen_kinds(model, sites, lambda: model(**batch)) == [site.kind for site in sites]
+    assert seen_kinds(sites, lambda: model(**batch)) == [site.kind for site in sites]
 
 
 def test_a_tower_is_not_taken_for_what_its_wrapper_masks():
     """Idefics makes causal masks for its text and none for its pictures, whose layers are no model of their own."""
     vision = {"embed_dim": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 40, "image_size": 8}
-    config = t.IdeficsConfig(**SIZES, vision_config={**vision, "patch_size": 4}, use_resampler=False)
+    config = t.IdeficsConfig(**layouts.TEXT, vision_config={**vision, "patch_size": 4}, use_resampler=False)
     kinds = {site.name.split(".")[0]: site.kind for site in find_attention(t.IdeficsModel(config)) if site.kind != "cross"}
     assert kinds["vision_model"] == "encoder"
     assert kinds["layers"] == "decoder"
@@ -123,22 +118,19 @@ def test_bloom_that_goes_round_its_output_projection_is_refused():
 
 
 def test_wavlm_is_gated_and_not_pruned_with_the_reason():
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 40}
-    sound = {"conv_dim": (8,), "conv_stride": (4,), "conv_kernel": (4,)}
-    config = t.WavLMConfig(**sizes, **sound, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2)
-    model = t.WavLMModel(config).eval()
+    model = wavlm()
     gates, sound = HeadGates(model), {"input_values": torch.randn(2, 80)}
     with torch.no_grad(), gates.attached():
-        with gates.use(torch.ones(4)):
+        with gates.use(torch.ones(8)):
             dense = model(**sound)[0]
-        with gates.use(torch.tensor([1.0, 0, 1, 1])):
+        with gates.use(torch.tensor([1.0, 0, 1, 1] + [1] * 4)):
             closed = model(**sound)[0]
         gates.detach()
         assert torch.equal(model(**sound)[0], dense)
         gates.sites[0].output.weight[:, 8:16] = 0
         torch.testing.assert_close(model(**sound)[0], closed)
     with pytest.raises(GateError, match="position biases has weights for each head"):
-        remove_heads_(model, torch.ones(4))
+        remove_heads_(model, torch.ones(8))
 
 
 @pytest.mark.parametrize("name", ["DiffLlama", "GPTBigCode"])

@@ -94,10 +94,18 @@ def train(kind, rank, world, *, shard_first=False, checkpointed=False, stops_at=
     return kept | {"sharded": type(next(gated.base_model.parameters()).data).__name__, "weights": weights}
 
 
-def in_one_of_two(rank, folder, kind, shard_first, checkpointed):
+def in_one_of_two(rank, folder, function, args):
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    torch.save(train(kind, rank, 2, shard_first=shard_first, checkpointed=checkpointed), f"{folder}/{rank}.pt")
+    torch.save(function(rank, *args), f"{folder}/{rank}.pt")
     distributed.destroy_process_group()
+
+
+def in_two(folder, function, *args):
+    """What a function of the rank returns in each of two processes."""
+    folder.mkdir(exist_ok=True)
+    (folder / "meeting").unlink(missing_ok=True)
+    torch.multiprocessing.start_processes(in_one_of_two, (str(folder), function, args), nprocs=2, start_method="fork")
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 
 @AVERAGES
@@ -114,9 +122,7 @@ def test_a_sharded_model_has_the_gates_of_one_process(tmp_path, kind, shard_firs
     """The same gradients in every step, with accumulation, the same log_alpha and the same mask, up to the order of sums; also
     where every layer runs again in the backward pass."""
     whole = train(kind, 0, 1)
-    asked = (str(tmp_path), kind, shard_first, checkpointed)
-    torch.multiprocessing.start_processes(in_one_of_two, asked, nprocs=2, start_method="fork")
-    found = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    found = in_two(tmp_path, lambda rank: train(kind, rank, 2, shard_first=shard_first, checkpointed=checkpointed))
     assert [one["runs"] for one in (whole, *found)] == [1, 1 + checkpointed, 1 + checkpointed]
     assert [one["sharded"] for one in (whole, *found)] == ["Tensor", "DTensor", "DTensor"]
     for name in ("gradients", "log_alpha", "mask"):
@@ -136,8 +142,7 @@ def test_a_sharded_model_has_the_gates_of_one_process(tmp_path, kind, shard_firs
         torch.testing.assert_close(found[0]["weights"][name], weight, atol=float(change) * 0.01, rtol=1e-3)
 
 
-def draws_in_one_of_two(rank, folder):
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+def draws(rank):
     drawn = {}
     for draw_per in ("batch", "example"):
         gated = get_gated_model(build("bert"), GateConfig(draw_per=draw_per, initial_log_alpha=0.0)).train()
@@ -150,14 +155,12 @@ def draws_in_one_of_two(rank, folder):
         except GateError as error:
             drawn[name] = str(error)
         gated = get_gated_model(build("bert"))
-    torch.save(drawn, f"{folder}/{rank}.pt")
-    distributed.destroy_process_group()
+    return drawn
 
 
 @pytest.mark.filterwarnings(FORKED)
 def test_a_draw_for_the_batch_is_shared_draws_per_example_are_not_and_gates_that_differ_are_refused(tmp_path):
-    torch.multiprocessing.start_processes(draws_in_one_of_two, (str(tmp_path),), nprocs=2, start_method="fork")
-    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+    first, second = in_two(tmp_path, draws)
     assert torch.equal(first["batch"], second["batch"])
     assert not torch.equal(first["example"], second["example"])
     for found in (first, second):  # both say so, and neither waits for the other
@@ -199,26 +202,18 @@ def test_one_process_is_refused():
         replicate_(get_gated_model(build("bert")).gates, seed=0)
 
 
-def test_gates_that_are_sharded_too_are_refused():
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    try:
-        gated = get_gated_model(build("bert"))
-        fully_shard(gated, mesh=distributed.init_device_mesh("cpu", (1,)))
-        with pytest.raises(GateError, match="log_alpha of these gates is a DTensor, so the gates are sharded too"):
-            replicate_(gated.gates, seed=0)
-    finally:
-        distributed.destroy_process_group()
-
-
-def test_a_sharded_model_is_not_run_again_to_find_out_which_rows_are_whose():
-    """That would take the weights from the layer in whose midst it is asked."""
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    try:
-        gated = get_gated_model(build("bert"), GateConfig(draw_per="example")).train()
-        shard_(gated.base_model, 1)
+def test_gates_that_are_sharded_too_are_refused(one_process):
+    gated = get_gated_model(build("bert"))
+    fully_shard(gated, mesh=distributed.init_device_mesh("cpu", (1,)))
+    with pytest.raises(GateError, match="log_alpha of these gates is a DTensor, so the gates are sharded too"):
         replicate_(gated.gates, seed=0)
-        gated(input_ids=torch.ones(3, 7, dtype=torch.long))  # its shape tells
-        with pytest.raises(GateError, match=r"are ambiguous for.*unsharded.*draw_per='batch'"):
-            gated(input_ids=torch.ones(4, 8, dtype=torch.long))
-    finally:
-        distributed.destroy_process_group()
+
+
+def test_a_sharded_model_is_not_run_again_to_find_out_which_rows_are_whose(one_process):
+    """That would take the weights from the layer that is running."""
+    gated = get_gated_model(build("bert"), GateConfig(draw_per="example")).train()
+    shard_(gated.base_model, 1)
+    replicate_(gated.gates, seed=0)
+    gated(input_ids=torch.ones(3, 7, dtype=torch.long))  # its shape tells
+    with pytest.raises(GateError, match=r"are ambiguous for.*unsharded.*draw_per='batch'"):
+        gated(input_ids=torch.ones(4, 8, dtype=torch.long))

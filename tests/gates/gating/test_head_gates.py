@@ -2,6 +2,7 @@ import copy
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from gates.attention.scaling import scale_heads
 from gates.errors import GateError
@@ -39,19 +40,6 @@ def test_one_draw_per_call_shared_over_the_batch():
     assert not torch.allclose(first, second)
 
 
-def test_one_draw_per_example_shared_over_positions():
-    model, batch = build("bert"), inputs("bert", padding=False)
-    batch = {key: tensor[:1].expand(4, -1) for key, tensor in batch.items()}
-    gates = HeadGates(model, initial_log_alpha=0.0, draw_per="example").attach().train()
-    drawn = logits(model, batch)
-    assert not torch.allclose(drawn[0], drawn[3])
-    gates.generator = torch.Generator().manual_seed(3)
-    drawn = logits(model, batch)
-    values = gates.learned(torch.Generator().manual_seed(3), draws=4)
-    with torch.no_grad(), gates.use(values):
-        torch.testing.assert_close(logits(model, batch), drawn)
-
-
 def test_the_model_does_not_own_the_gates_and_the_gates_do_not_own_the_model():
     model = build("bert")
     names = [name for name, _ in model.named_parameters()]
@@ -75,14 +63,6 @@ def test_state_survives_a_round_trip():
 def test_state_of_another_model_is_refused():
     with pytest.raises(GateError, match="use the model it was trained with"):
         HeadGates(build("bert")).load_state_dict(HeadGates(build("roberta")).state_dict())
-
-
-def test_values_of_another_shape_are_refused():
-    gates = HeadGates(build("bert"))
-    with pytest.raises(GateError, match=r"\[7\]"), gates.use(torch.ones(7)):
-        pass
-    with pytest.raises(GateError, match="8 heads"):
-        gates.set_mask_(torch.ones(9))
 
 
 @pytest.mark.parametrize("mode", chosen(["masked", "stochastic"], fast=(), integration=["stochastic"]))
@@ -173,7 +153,11 @@ def test_state_of_another_unit_is_refused():
 
 
 def test_sizes_that_do_not_fit_and_units_that_are_none_are_refused():
-    model, groups, _ = grouped()
+    model, groups, heads = grouped()
+    with pytest.raises(GateError, match=r"\[7\]"), heads.use(torch.ones(7)):
+        pass
+    with pytest.raises(GateError, match="8 heads"):
+        heads.set_mask_(torch.ones(9))
     with pytest.raises(GateError, match="4 groups"):
         groups.set_mask_(torch.ones(8))
     with pytest.raises(GateError, match="4 groups"):
@@ -343,8 +327,6 @@ def test_frozen_gates_are_an_error_at_the_first_step():
 
 
 def test_the_state_consists_of_tensors_of_the_same_shape_in_every_mode(tmp_path):
-    from safetensors.torch import load_file, save_file
-
     gates, shapes = HeadGates(build("bart"), unit="group"), []
     for mode in ("open", "stochastic", "masked"):
         gates.mode = mode

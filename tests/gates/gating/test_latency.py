@@ -1,6 +1,7 @@
 """Latency tables and limits in time: against enumeration, and what is refused."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -18,15 +19,13 @@ def test_the_most_gates_within_a_time_are_those_of_the_best_of_all_masks(seed):
         assert table.most_within(limit) == most
 
 
-def test_sites_where_more_heads_are_faster(tmp_path):
+def test_sites_where_more_heads_are_faster():
     odd = SiteTimes("encoder.0", [0.0, 1.5, 1.5, 3.5, 3.5], [0.0, 2.0, 1.0, 4.0, 3.0])
     even = SiteTimes("encoder.1", [0.0, 1.0, 2.0, 3.0, 4.0])
     table = LatencyTable(1.0, [odd, even])
     assert [odd.fastest_from(count) for count in range(5)] == [0, 2, 2, 4, 4]
     assert table.faster_with_more([3, 1]) == {"encoder.0": (3, 4)}
     assert table.faster_with_more([0, 3]) == table.faster_with_more([2, 4]) == {}
-    table.write(tmp_path / "latency.json")
-    assert LatencyTable.read(tmp_path / "latency.json") == table
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -47,6 +46,7 @@ def test_the_convex_minorant_is_the_largest_convex_function_below(seed):
 
 def test_a_table_is_read_as_it_was_written(tmp_path):
     table = drawn_table(0)
+    table = replace(table, sites=[replace(site, measured=site.milliseconds[::-1]) for site in table.sites])
     table.write(tmp_path / "latency.json")
     assert LatencyTable.read(tmp_path / "latency.json") == table
     assert json.loads((tmp_path / "latency.json").read_text())["sites"][1]["label"] == "encoder.1"

@@ -260,13 +260,6 @@ private = pytest.mark.filterwarnings("ignore:.*")  # of optimisers that are priv
 """For tests with optimisers that warn when they are imported."""
 
 
-@pytest.fixture
-def one_process():
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
 def accelerated(optimizer):
     accelerate = pytest.importorskip("accelerate")
     return accelerate.Accelerator(cpu=True).prepare_optimizer(optimizer, device_placement=False)

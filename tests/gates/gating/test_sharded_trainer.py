@@ -11,14 +11,13 @@ import torch
 import transformers as t
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
-from torch import distributed
 
 from gates.errors import GateError
 from gates.gating.distributed import ReplicatedGates, leave_gates_whole_
 from gates.model import GateConfig, GatedModel, get_gated_model
 from gates.trainer import GatedTrainer
 from tests.gates.chosen import chosen
-from tests.gates.gating.test_distributed import AVERAGES, FORKED
+from tests.gates.gating.test_distributed import AVERAGES, FORKED, in_two
 from tests.gates.test_trainer import arguments, examples, gated_bert
 
 LLAMA = {
@@ -92,21 +91,16 @@ def sharding_on_cpus():
     AcceleratorState.__init__ = init
 
 
-def in_one_of_two(rank, folder, function, args, more):
+def sharded(rank, function, args, more):
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     AcceleratorState._reset_state(reset_partial_state=True)
     sharding_on_cpus()
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    torch.save(function(*args, **more), f"{folder}/{rank}.pt")
-    distributed.destroy_process_group()
+    return function(*args, **more)
 
 
-def in_two(folder, function, *args, **more):
-    """What a function returns in each of two processes."""
-    folder.mkdir(exist_ok=True)
-    (folder / "meeting").unlink(missing_ok=True)
-    torch.multiprocessing.start_processes(in_one_of_two, (str(folder), function, args, more), nprocs=2, start_method="fork")
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
+def in_two_shards(folder, function, *args, **more):
+    """What a function returns in each of two processes that shard its models."""
+    return in_two(folder, sharded, function, args, more)
 
 
 def check(found, whole):
@@ -132,7 +126,7 @@ CASES = {
 def test_a_sharded_run_is_that_of_one_process(tmp_path, case):
     kind, more = CASES[case]
     whole = train(str(tmp_path / "one"), kind, 1, **more)
-    found = in_two(tmp_path / "two", train, str(tmp_path / "two"), kind, 2, **more)
+    found = in_two_shards(tmp_path / "two", train, str(tmp_path / "two"), kind, 2, **more)
     check(found, whole)
     assert not torch.equal(whole["log_alpha"], gated(kind).gates.log_alpha)
     saved = [type(gated(kind).base_model).from_pretrained(tmp_path / name / "saved") for name in ("one", "two")]
@@ -153,7 +147,7 @@ def resumed(folder, kind, form):
 
 @pytest.mark.parametrize("form", chosen(["FULL_STATE_DICT", "SHARDED_STATE_DICT"], fast=(), integration=["FULL_STATE_DICT"]))
 def test_a_sharded_run_resumes(tmp_path, form):
-    for whole, *again in in_two(tmp_path, resumed, str(tmp_path), "bert", form):
+    for whole, *again in in_two_shards(tmp_path, resumed, str(tmp_path), "bert", form):
         for other in again:
             assert torch.equal(other["mask"], whole["mask"])
             for name in ("log_alpha", "evaluated"):
@@ -187,7 +181,7 @@ def best(folder):
 
 @pytest.mark.nightly
 def test_the_best_checkpoint_of_a_sharded_run_comes_back(tmp_path):
-    for run in in_two(tmp_path, best, str(tmp_path)):
+    for run in in_two_shards(tmp_path, best, str(tmp_path)):
         assert run["loaded"] == run["found"][1] != run["found"][2]
 
 
@@ -221,7 +215,7 @@ def refused(folder):
 
 
 def test_an_evaluation_before_training_and_fsdp1_are_refused(tmp_path):
-    for early, old in in_two(tmp_path, refused, str(tmp_path)):
+    for early, old in in_two_shards(tmp_path, refused, str(tmp_path)):
         assert "call train() first" in early
         assert "FSDP's version is 1, but gates need 2" in old
 

@@ -9,7 +9,7 @@ import sys
 
 import torch
 
-from gates import AttentionEntropy, find_attention, observe_entropy
+from gates import AttentionEntropy, find_attention, observe_attention
 from gates.scores import entropy_kernel
 from tests import models
 
@@ -25,6 +25,7 @@ def masks(dtype):
     draw, place = torch.Generator().manual_seed(1), torch.arange(KEYS)
     right, left = place < torch.tensor([[KEYS], [90]]), place >= torch.tensor([[0], [140]])
     window = torch.ones(QUERIES, KEYS, dtype=torch.bool).tril(20).triu(-30)
+    document = place // 60  # three texts in a row
     bias = (torch.randn(1, HEADS, QUERIES, KEYS, generator=draw) * 3).to(dtype)
     return {
         "no mask": (None, False),
@@ -34,6 +35,7 @@ def masks(dtype):
         "causal, padded on the left": (left[:, None, None], True),  # whole tiles see no key
         "padded queries": ((torch.arange(QUERIES) < 100).view(1, 1, QUERIES, 1), False),
         "sliding window": (window[None, None], False),
+        "packed documents": ((document[:QUERIES, None] == document)[None, None], False),
         "by heads, with keys to come": (torch.rand(2, HEADS, QUERIES, KEYS + 9, generator=draw) < 0.02, False),
         "summand": (bias, False),
         "summand, causal": (bias, True),
@@ -64,7 +66,7 @@ def inputs(dtype, *, features=24, spread=2.0):
 
 
 def exact(query, key, scale, mask=None, causal=False, sink=None):
-    """The entropies and the numbers of visible keys by their definitions."""
+    """The attention weights, with that of a sink last, and the numbers of visible keys, by their definitions."""
     scores = query.double() @ key.double().repeat_interleave(query.shape[1] // key.shape[1], 1).mT * scale
     visible = torch.ones_like(scores, dtype=torch.bool)
     if mask is not None:
@@ -75,7 +77,7 @@ def exact(query, key, scale, mask=None, causal=False, sink=None):
     scores = scores.masked_fill(~visible, -torch.inf)
     if sink is not None:
         scores = torch.cat([scores, sink.double().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], -1)
-    return torch.special.entr(scores.softmax(-1).nan_to_num(0.0)).sum(-1), visible[:, :1].sum(-1)
+    return scores.softmax(-1).nan_to_num(0.0), visible[:, :1].sum(-1)
 
 
 def errors(device):
@@ -84,7 +86,8 @@ def errors(device):
     for name, (query, key), more in cases():
         more = {what: value.to(device) if isinstance(value, torch.Tensor) else value for what, value in more.items()}
         query, key = query.to(device), key.to(device)
-        entropies, counts = exact(query, key, 0.3, **more)
+        weights, counts = exact(query, key, 0.3, **more)
+        entropies = torch.special.entr(weights).sum(-1)
         error = (entropy_kernel.kernel_entropy(query, key, 0.3, **more) - entropies).abs().max()
         if more.get("mask") is not None:
             ranges = entropy_kernel.seen_ranges(more["mask"][:, :1], KEYS, causal_queries=QUERIES if more["causal"] else None)
@@ -116,7 +119,7 @@ def observed():
         entropy_kernel.reads = lambda mask, runs=runs: runs
         model, batch = models.build("llama"), models.inputs("llama")
         entropy = AttentionEntropy(sites := find_attention(model))
-        with torch.no_grad(), observe_entropy(model, sites, entropy, {"decoder": batch["attention_mask"]}):
+        with torch.no_grad(), observe_attention(model, sites, [entropy], {"decoder": batch["attention_mask"]}):
             model(**batch)
         found.append(entropy.compute())
     return float((found[0] - found[1]).abs().max())

@@ -1,4 +1,5 @@
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -8,11 +9,10 @@ from hypothesis import strategies as st
 from gates.attention.sites import find_attention
 from gates.errors import GateError
 from gates.scores import attention as module
-from gates.scores.attention import AttentionEntropy, attention_entropy, normalised_entropy
-from gates.scores.observe import observe_entropy
+from gates.scores.attention import AttentionEntropy, attention_confidence, attention_entropy, visible_keys
+from gates.scores.observe import observe_attention
+from tests.gates.scores.kernel_cases import cases, exact
 from tests.models import build, inputs, logits
-from tools.coverage import architectures as zoo
-from tools.coverage.checks import entropy_route
 
 
 def naive(query, key, scale, bias=None):
@@ -31,62 +31,32 @@ def test_entropy_equals_the_naive_sum(heads, queries, keys, spread, seed):
     hidden = torch.rand(2, 1, queries, keys, generator=generator) < 0.3
     hidden[..., 0] = False
     bias = torch.zeros(2, 1, queries, keys).masked_fill(hidden, -torch.inf)
-    for b in (None, bias):
+    position = torch.randn(1, heads, queries, keys, generator=generator)
+    for b in (None, bias, position, bias + position):
         found = attention_entropy(query, key, 0.35, b)
         torch.testing.assert_close(found.double(), naive(query, key, 0.35, b), atol=2e-5, rtol=1e-5)
 
 
-LENGTH = 600
-"""Of queries and keys, in three blocks."""
+CASES = {name: (tensors, more) for name, tensors, more in cases()}
 
 
-def shapes():
-    """Masks by name, true at visible keys, ``[2, 1, query, key]``; and whether attention is causal beside them."""
-    causal = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
-    every = torch.ones(2, 1, LENGTH, LENGTH, dtype=torch.bool)
-    place = torch.arange(LENGTH)
-    left, right = place >= torch.tensor([[0], [350]]), place < torch.tensor([[600], [250]])
-    documents = torch.tensor([0, 90, 400, 410])
-    document = torch.searchsorted(documents, place, right=True)
-    packed = document.unsqueeze(1) == document
-    window = causal & (place.unsqueeze(1) - place < 100)
-    return {
-        "causal": (None, True),
-        "causal, as a mask": (every & causal, False),
-        "padded on the right": (every & right[:, None, None], False),
-        "padded on the right, one row": (right[:, None, None], False),
-        "padded queries, one column": (right[:, None, :, None], False),
-        "causal and padded on the right": (every & right[:, None, None] & causal, False),
-        "causal and padded on the left": (every & left[:, None, None] & causal, False),  # whole blocks see no key
-        "causal beside padding": (left[:, None, None], True),
-        "packed": ((packed & causal)[None, None], False),
-        "sliding window": (window[None, None], False),
-        "sliding window and padded": (every & window & left[:, None, None], False),
-        "by heads": (torch.rand(1, 4, LENGTH, LENGTH, generator=torch.Generator().manual_seed(0)) < 0.01, False),
-    }
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize(
-    ("kind", "fused"), [(torch.bool, True), (torch.bool, False), (torch.float32, True), (torch.bfloat16, True)]
-)
-@pytest.mark.parametrize("name", shapes())
-def test_every_shape_of_mask_against_the_whole_matrix(monkeypatch, name, fused, kind):
-    generator = torch.Generator().manual_seed(0)
-    query, key = (torch.randn(2, heads, LENGTH, 8, generator=generator) * 2 for heads in (4, 2))
-    key = key.repeat_interleave(2, dim=1)  # grouped queries
-    mask, causal = shapes()[name]
-    visible = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril() if causal else torch.tensor(True)
-    visible = (visible if mask is None else mask & visible).expand(2, 4, LENGTH, LENGTH)
-    p = (query.double() @ key.double().transpose(-1, -2) * 0.35).masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num(0.0)
-    expected = torch.special.entr(p).sum(-1)
-    assert float(expected[visible.any(-1)].mean()) > 0.5, "a test of zeros would show nothing"
-    if mask is not None and kind != torch.bool:
-        mask = torch.zeros(mask.shape, dtype=kind).masked_fill(~mask, torch.finfo(kind).min)
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("name", CASES)
+def test_entropies_confidences_and_visible_keys_are_exact(monkeypatch, name, fused):
+    """In float32 by blocks, for inputs of any precision, every shape of mask, and sinks."""
+    monkeypatch.setattr(module, "BLOCK", 64)
     if not fused:
         monkeypatch.setattr(module, "_kernel", lambda *arguments: None)
-    found = attention_entropy(query, key, 0.35, mask, causal=causal)
-    torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=1e-5)
+    (query, key), more = CASES[name]
+    weights, visible = exact(query, key, 0.3, **more)
+    entropy, confidence = (measure(query, key, 0.3, **more) for measure in (attention_entropy, attention_confidence))
+    assert entropy.dtype == confidence.dtype == torch.float32
+    atol = 1e-4 if fused and "large scores" in name else 2e-5  # a small difference of large numbers
+    torch.testing.assert_close(entropy.double(), torch.special.entr(weights).sum(-1), atol=atol, rtol=1e-5)
+    largest = weights[..., : key.shape[2]].amax(-1)
+    torch.testing.assert_close(confidence.double(), largest, atol=1e-5, rtol=1e-4)
+    counts = visible_keys(query, key, more.get("mask"), more.get("causal", False))
+    assert torch.equal(counts.expand_as(visible), visible)
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(5, 9), (9, 5), (300, 1)])
@@ -94,6 +64,7 @@ def test_causal_attention_of_other_numbers_of_keys(queries, keys):
     """Query i sees the keys 0 to i, as PyTorch's attention has it."""
     query, key = torch.randn(1, 2, queries, 8), torch.randn(1, 2, keys, 8)
     bias = torch.zeros(queries, keys).masked_fill(torch.ones(queries, keys, dtype=torch.bool).triu(1), -torch.inf)
+    assert visible_keys(query, key, None, True).flatten().tolist() == [min(i + 1, keys) for i in range(queries)]
     found = attention_entropy(query, key, 0.35, causal=True)
     torch.testing.assert_close(found.double(), naive(query, key, 0.35, bias), atol=2e-5, rtol=1e-5)
 
@@ -107,9 +78,10 @@ def test_a_kernel_sees_only_the_keys_of_its_block(monkeypatch):
         return kernel(query, key, *arguments)
 
     monkeypatch.setattr(module, "_kernel", noted)
-    query = key = torch.randn(1, 1, LENGTH, 8)
-    for name in ("causal", "sliding window"):
-        attention_entropy(query, key, 0.35, shapes()[name][0], causal=shapes()[name][1])
+    query = key = torch.randn(1, 1, 600, 8)
+    window = torch.ones(600, 600, dtype=torch.bool).tril().triu(-99)
+    attention_entropy(query, key, 0.35, causal=True)
+    attention_entropy(query, key, 0.35, window[None, None])
     assert sizes == [(600, 600), (256, 256), (256, 355), (88, 187)]
 
 
@@ -133,28 +105,10 @@ def test_without_the_private_operator_the_blocks_give_the_same(monkeypatch, devi
 def test_float32_under_autocast():
     torch.manual_seed(0)
     query, key, bias = torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 9)
-    for b in (None, bias):
-        expected = attention_entropy(query, key, 0.3, b)
+    for measure, b in product((attention_entropy, attention_confidence), (None, bias)):
+        expected = measure(query, key, 0.3, b)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert torch.equal(attention_entropy(query, key, 0.3, b), expected)
-
-
-def test_a_position_bias_is_taken_into_account():
-    torch.manual_seed(0)
-    query, key, bias = torch.randn(2, 3, 9, 8), torch.randn(2, 3, 9, 8), torch.randn(1, 3, 9, 9)
-    found = attention_entropy(query, key, 0.3, bias)
-    torch.testing.assert_close(found.double(), naive(query, key, 0.3, bias), atol=1e-5, rtol=1e-5)
-    assert not torch.allclose(found.double(), naive(query, key, 0.3), atol=1e-2)
-
-
-def test_uniform_attention_has_entropy_one_and_a_single_key_does_not_count():
-    entropy = attention_entropy(torch.zeros(1, 1, 2, 4), torch.randn(1, 1, 5, 4), 0.5)
-    torch.testing.assert_close(entropy, torch.full((1, 1, 2), math.log(5)))
-    visible = torch.tensor([[[5, 1]]])
-    torch.testing.assert_close(normalised_entropy(entropy, visible), torch.tensor([[[1.0, 0.0]]]))
-    metric = AttentionEntropy(find_attention(build("bert"))[:1])
-    metric.update(0, entropy.expand(1, 4, 2), visible)
-    assert metric.compute().tolist() == pytest.approx([1.0] * 4)
+            assert torch.equal(measure(query, key, 0.3, b), expected)
 
 
 def test_a_softcap_changes_the_scores():
@@ -165,41 +119,16 @@ def test_a_softcap_changes_the_scores():
     p = (scores + bias).softmax(-1)
     expected = -(p * p.clamp(min=1e-300).log()).sum(-1)
     torch.testing.assert_close(attention_entropy(query, key, 0.3, bias, softcap=2.0).double(), expected, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("fused", [True, False])
-def test_a_sink_is_one_more_key(monkeypatch, fused):
-    torch.manual_seed(0)
-    query, key, sink = torch.randn(2, 3, 9, 8), torch.randn(2, 3, 7, 8), torch.tensor([0.5, -1.0, 3.0])
-    scores = query.double() @ key.double().transpose(-1, -2) * 0.3
-    p = torch.cat([scores, sink.double().view(1, 3, 1, 1).expand(2, 3, 9, 1)], -1).softmax(-1)
-    if not fused:
-        monkeypatch.setattr(module, "_fused", lambda *arguments, **more: None)
-    found = attention_entropy(query, key, 0.3, sink=sink)
-    torch.testing.assert_close(found.double(), -(p * p.log()).sum(-1), atol=1e-5, rtol=1e-5)
+    found = attention_confidence(query, key, 0.3, bias, softcap=2.0)
+    torch.testing.assert_close(found.double(), p.amax(-1), atol=1e-5, rtol=1e-5)
 
 
 def test_attention_that_is_not_seen_is_an_error():
     model, batch = build("bert"), inputs("bert")
     other = build("bert", seed=1)
     sites = find_attention(other)
-    with pytest.raises(GateError, match="was not seen"), observe_entropy(model, sites, AttentionEntropy(sites), {}):
+    with pytest.raises(GateError, match="was not seen"), observe_attention(model, sites, [AttentionEntropy(sites)], {}):
         logits(model, batch)
-
-
-@pytest.mark.parametrize(
-    ("name", "route"),
-    [
-        ("Bert", "fast"),
-        ("Falcon (new decoder)", "fast"),
-        ("Falcon (ALiBi)", "explicit"),
-        ("T5", "explicit"),
-        ("Gemma2", "explicit"),
-        ("Bloom", "explicit"),
-    ],
-)
-def test_the_route_by_architecture(name, route):
-    assert entropy_route(find_attention(zoo.build(zoo.BY_NAME[name]))) == route
 
 
 @pytest.mark.parametrize("keys", [1, 15, 16, 17, 40])
@@ -210,34 +139,17 @@ def test_rows_of_an_aligned_bias_start_at_multiples_of_16(keys):
     assert found.stride(-2) == -(-keys // 16) * 16
 
 
-def test_the_measure_of_a_matrix_takes_its_zeros():
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 1e-6), (torch.float16, 1e-2), (torch.bfloat16, 5e-2)])
+def test_the_measure_of_a_matrix_takes_its_zeros(dtype, atol):
     weights = torch.randn(2, 3, 5, 6).softmax(-1).masked_fill(torch.rand(2, 3, 5, 6) < 0.4, 0.0)
     weights[..., 0] += 1 - weights.sum(-1)
-    entropy = AttentionEntropy(find_attention(build("bert"))).from_matrix(weights)
-    p = weights.double()
-    torch.testing.assert_close(entropy.double(), torch.special.entr(p).sum(-1), atol=1e-6, rtol=1e-5)
+    entropy = AttentionEntropy(find_attention(build("bert"))).from_matrix(weights.to(dtype))
+    torch.testing.assert_close(entropy.double(), torch.special.entr(weights.double()).sum(-1), atol=atol, rtol=1e-5)
 
 
 def test_normalised_entropy_by_hand():
     entropy, visible = torch.full((1, 1, 4), math.log(2)), torch.tensor([[[0, 1, 2, 8]]])
-    assert normalised_entropy(entropy, visible).flatten().tolist() == pytest.approx([0, 0, 1, 1 / 3])
-
-
-@pytest.mark.parametrize("more", [{}, {"sink": torch.tensor([0.5, -1.0, 3.0])}, {"softcap": 2.0}])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_entropies_of_half_precision_are_computed_in_float32(dtype, more):
-    torch.manual_seed(0)
-    query, key = torch.randn(2, 3, 9, 8).to(dtype), torch.randn(2, 3, 7, 8).to(dtype)
-    hidden = torch.rand(2, 1, 9, 7) < 0.3
-    hidden[..., 0] = False
-    half = {name: value.to(dtype) if isinstance(value, torch.Tensor) else value for name, value in more.items()}
-    for bias in (None, torch.zeros(2, 1, 9, 7, dtype=dtype).masked_fill(hidden, torch.finfo(dtype).min)):
-        found = attention_entropy(query, key, 0.3, bias, **half)
-        whole = None if bias is None else torch.zeros(2, 1, 9, 7).masked_fill(hidden, -torch.inf)
-        assert found.dtype == torch.float32
-        torch.testing.assert_close(
-            found, attention_entropy(query.float(), key.float(), 0.3, whole, **more), atol=1e-5, rtol=1e-5
-        )
+    assert AttentionEntropy(()).normalised(entropy, visible).flatten().tolist() == pytest.approx([0, 0, 1, 1 / 3])
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -257,13 +169,6 @@ def test_masks_that_hide_keys_take_the_fused_way_and_others_do_not():
     assert module._only_hides(visible, None)
     for mask, hides in (([0.0, -torch.inf], True), ([0.0, -1e4, -torch.inf], False), ([0.0, 0.5], False)):
         assert module._only_hides(torch.tensor(mask), torch.tensor(mask)) == hides
-
-
-def test_the_measure_of_a_half_precision_matrix_takes_its_zeros():
-    weights = torch.tensor([[[[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]]])
-    metric = AttentionEntropy(find_attention(build("bert")))
-    for dtype in (torch.float16, torch.bfloat16):
-        assert metric.from_matrix(weights.to(dtype)).flatten().tolist() == pytest.approx([math.log(2), 0], abs=1e-2)
 
 
 def test_sites_on_another_device_add_to_the_same_score():

@@ -56,21 +56,6 @@ def test_a_mask_may_say_the_same_of_all_keys(kind):
     assert bias_of(mask, False, slice(0, 3), 4, CPU).shape == (1, 1, 3, 4)
 
 
-def test_without_a_mask_all_keys_are_seen_or_all_that_are_not_later():
-    query, key = tensors(4, 3)
-    assert visible_keys(query, key, None, False).tolist() == [[[3, 3, 3, 3]]]
-    assert visible_keys(query, key, None, True).tolist() == [[[1, 2, 3, 3]]]
-    assert bias_of(None, False, slice(0, 4), 3, CPU) is None
-
-
-def test_a_mask_in_half_precision_hides_what_is_lowest_in_it():
-    for dtype in (torch.float16, torch.bfloat16):
-        mask = torch.tensor([0.5, torch.finfo(dtype).min, -torch.inf], dtype=dtype).view(1, 1, 1, 3)
-        bias = bias_of(mask, False, slice(0, 1), 3, CPU)
-        assert bias.dtype == torch.float32
-        assert bias.flatten().tolist() == [0.5, -torch.inf, -torch.inf]
-
-
 class Largest(TorchDispatchMode):
     """The largest tensor that is made, in bytes; views of what was there before do not count."""
 

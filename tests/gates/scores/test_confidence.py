@@ -1,45 +1,11 @@
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from gates.attention.sites import find_attention
-from gates.scores import attention as module
 from gates.scores.attention import AttentionConfidence, AttentionEntropy, attention_confidence, attention_entropy
 from gates.scores.observe import observe_attention
 from tests.models import FAMILIES, build, inputs, logits
 from tools.coverage import architectures as zoo
-
-
-@given(st.integers(1, 3), st.integers(1, 30), st.integers(1, 30), st.floats(0.1, 4.0), st.integers(0, 10**6))
-@settings(deadline=None, max_examples=30)
-def test_confidence_is_the_largest_weight(heads, queries, keys, spread, seed):
-    generator = torch.Generator().manual_seed(seed)
-    query, key = (torch.randn(2, heads, n, 8, generator=generator) for n in (queries, keys))
-    hidden = torch.rand(2, 1, queries, keys, generator=generator) < 0.3
-    hidden[..., 0] = False
-    bias = torch.randn(2, heads, queries, keys, generator=generator).masked_fill(hidden, -torch.inf)
-    for b in (None, bias):
-        scores = query.double() @ key.double().transpose(-1, -2) * spread
-        expected = (scores if b is None else scores + b.double()).softmax(-1).amax(-1)
-        torch.testing.assert_close(attention_confidence(query, key, spread, b).double(), expected, atol=1e-5, rtol=1e-4)
-
-
-def test_softcap_and_sink_by_hand(monkeypatch):
-    monkeypatch.setattr(module, "BLOCK", 4)  # several blocks of queries
-    torch.manual_seed(0)
-    query, key, sink = torch.randn(2, 3, 9, 8) * 3, torch.randn(2, 3, 7, 8), torch.tensor([0.5, -1.0, 3.0])
-    scores = 2.0 * (query.double() @ key.double().transpose(-1, -2) * 0.3 / 2.0).tanh()
-    with_sink = torch.cat([scores, sink.double().view(1, 3, 1, 1).expand(2, 3, 9, 1)], -1).softmax(-1)[..., :-1]
-    found = attention_confidence(query, key, 0.3, softcap=2.0, sink=sink)
-    torch.testing.assert_close(found.double(), with_sink.amax(-1), atol=1e-6, rtol=1e-5)
-
-
-def test_a_query_that_sees_no_key_has_no_confidence():
-    visible = torch.tensor([True, False]).view(1, 1, 2, 1).expand(1, 1, 2, 5)
-    found = attention_confidence(torch.randn(1, 3, 2, 8), torch.randn(1, 3, 5, 8), 0.3, visible)
-    assert (found[..., 0] >= 0.2).all()
-    assert not found[..., 1].any()
 
 
 def matrices(name, model, batch, row):
@@ -80,19 +46,6 @@ def test_a_model_that_computes_attention_on_its_own():
         found = model(**batch, output_attentions=True).attentions
     expected = torch.cat([matrix.amax(-1).mean((0, 2)) for matrix in found])
     torch.testing.assert_close(metric.compute(), expected.double(), atol=1e-6, rtol=1e-5)
-
-
-@pytest.mark.parametrize("more", [{}, {"sink": torch.tensor([0.5, -1.0, 3.0])}])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_confidences_of_half_precision_are_computed_in_float32(dtype, more):
-    torch.manual_seed(0)
-    query, key = torch.randn(2, 3, 9, 8).to(dtype), torch.randn(2, 3, 7, 8).to(dtype)
-    half = {name: value.to(dtype) for name, value in more.items()}
-    found = attention_confidence(query, key, 0.3, **half)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, attention_confidence(query.float(), key.float(), 0.3, **more), atol=1e-6, rtol=1e-5)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(attention_confidence(query, key, 0.3, **half), found)
 
 
 @pytest.mark.parametrize("metric", [AttentionConfidence, AttentionEntropy])

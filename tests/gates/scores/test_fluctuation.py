@@ -7,7 +7,7 @@ from gates.gating.head_gates import HeadGates
 from gates.scores.ablation import mean_replacement
 from gates.scores.weights import HeadOutputVariance, fluctuation
 from tests.gates.scores.test_replacement import means_of
-from tests.models import FAMILIES, build, inputs, logits
+from tests.models import FAMILIES, build, inputs, logits, projection_inputs
 
 
 def variances_of(model, batch):
@@ -19,26 +19,17 @@ def variances_of(model, batch):
     return metric.compute()
 
 
-def seen_by(model, path, batch):
-    """What goes into an output projection at positions that are not padding, ``[positions, features]``."""
-    seen = []
-    hook = model.get_submodule(path).register_forward_pre_hook(lambda m, args: seen.append(args[0].detach()))
-    logits(model, batch)
-    hook.remove()
-    return seen[0][batch["attention_mask"].bool()].double()
-
-
 @pytest.mark.parametrize("unit", ["head", "group"])
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
 def test_by_hand(name, unit):
     """The metric WIFV of the released code, standardised by layer and averaged over a head's features."""
     model, batch = build(name), inputs(name)
     gates = HeadGates(model, unit).eval()
-    expected = []
+    expected, seen = [], projection_inputs(model, name, batch)
     for path, size in zip(FAMILIES[name].output_paths, gates.sizes, strict=True):
         weight = model.get_submodule(path).weight.detach().double()
         columns = weight.T if name == "gpt2" else weight  # GPT-2 stores [in, out]
-        metric = seen_by(model, path, batch).var(0) * columns.pow(2).sum(0)
+        metric = seen[path][batch["attention_mask"].bool()].double().var(0) * columns.pow(2).sum(0)
         metric = (metric - metric.mean()) / metric.std()
         expected.append(metric.reshape(size, -1).mean(1))
     found = fluctuation(gates, variances_of(model, batch))

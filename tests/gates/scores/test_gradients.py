@@ -175,15 +175,27 @@ def test_scores_of_attention_matrices_are_summed_over_choices():
 PAIRINGS = ([0, 1, 2], [1, 2, 0], [2, 1, 0], [0, 2, 1])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_same_function_can_pair_other_rows_at_every_call(dtype):
-    """One closure reads the rows in an order that changes between calls; forward passes are as many as calls."""
+@pytest.mark.parametrize(("dtype", "inside"), [(torch.float32, False), (torch.bfloat16, False), (torch.float32, True)])
+def test_the_same_function_can_pair_other_rows_at_every_call(dtype, inside):
+    """One closure reads the rows in an order that changes between calls, or the model sorts its texts within itself, so that
+    its outputs are in their order and its heads are not; forward passes are as many as calls."""
     model, batch = build("bert").to(dtype), inputs("bert")
     gates, order, calls = HeadGates(model).eval(), [], []
     model.register_forward_hook(lambda *_: calls.append(1))
 
+    def sort(module, args, kwargs):
+        return args, {name: value[order] if isinstance(value, torch.Tensor) else value for name, value in kwargs.items()}
+
+    def bring_back(module, args, output):
+        output.pooler_output = output.pooler_output[torch.tensor(order).argsort()]
+
+    if inside:
+        model.bert.register_forward_pre_hook(sort, with_kwargs=True)
+        model.bert.register_forward_hook(bring_back)
+
     def losses():
-        return model(**batch).logits.float().square().flatten(1).sum(1)[order]
+        each = model(**batch).logits.float().square().flatten(1).sum(1)
+        return each if inside else each[order]
 
     for pairing in (*PAIRINGS, PAIRINGS[0]):
         order[:] = pairing

@@ -5,7 +5,7 @@ from gates.errors import GateError
 from gates.gating.head_gates import HeadGates
 from gates.scores.fisher import FisherInformation
 from gates.scores.importance import HeadImportance, gradient_rows, head_gradients, removal_ranking
-from tests.models import FAMILIES, build, inputs, logits
+from tests.models import FAMILIES, build, inputs, logits, slope
 
 
 def losses_of(model, batch):
@@ -23,15 +23,9 @@ def test_gradient_matches_finite_differences_example_by_example(name):
         batch["pixel_values"] = batch["pixel_values"].double()
     gates = HeadGates(model).eval()
     rows = head_gradients(gates, lambda: losses_of(model, batch))
-    step, gates = 1e-3, gates.attach()  # norms compute in float32 even in a float64 Llama
     for head in range(0, gates.heads, 5):
-        found = []
-        for sign in (1, -1):
-            values = torch.ones(gates.heads, dtype=torch.float64)
-            values[head] += sign * step
-            with torch.no_grad(), gates.use(values):
-                found.append(losses_of(model, batch))
-        torch.testing.assert_close(rows[:, head].double(), (found[0] - found[1]) / (2 * step), rtol=2e-3, atol=2e-2)
+        expected = slope(gates, head, lambda: losses_of(model, batch), 1e-3)  # norms compute in float32 even in a float64 Llama
+        torch.testing.assert_close(rows[:, head].double(), expected, rtol=2e-3, atol=2e-2)
 
 
 def test_a_shared_module_has_the_gradient_of_all_its_passes():
@@ -41,13 +35,8 @@ def test_a_shared_module_has_the_gradient_of_all_its_passes():
     rows = head_gradients(gates, lambda: losses_of(model, batch))
     assert rows.shape == (3, 4)
     for head in range(4):
-        found = []
-        for step in (1e-5, -1e-5):
-            values = torch.ones(4, dtype=torch.float64)
-            values[head] += step
-            with torch.no_grad(), gates.use(values):
-                found.append(losses_of(model, batch))
-        torch.testing.assert_close(rows[:, head].double(), (found[0] - found[1]) / 2e-5, rtol=1e-3, atol=1e-5)
+        expected = slope(gates, head, lambda: losses_of(model, batch), 1e-5)
+        torch.testing.assert_close(rows[:, head].double(), expected, rtol=1e-3, atol=1e-5)
 
 
 def test_token_granularity_by_hand():

@@ -4,40 +4,13 @@ import torch
 from gates.errors import GateError
 from gates.gating.head_gates import HeadGates
 from gates.scores.ablation import effects, given_replacement, interchange
-from tests.models import FAMILIES, build, inputs, logits
+from tests.models import build, inputs, logits, projection_inputs, replaced_heads
 
 NAMES = ["bert", "llama", "marian"]
 
 
 def batches(name):
     return inputs(name, padding=False), inputs(name, padding=False, seed=7)
-
-
-def head_outputs(model, name, batch):
-    """What each output projection reads, by its path."""
-    seen, handles = {}, []
-    for path in FAMILIES[name].output_paths:
-        hook = lambda module, args, path=path: seen.update({path: args[0].clone()})  # noqa: E731
-        handles.append(model.get_submodule(path).register_forward_pre_hook(hook))
-    found = logits(model, batch)
-    for handle in handles:
-        handle.remove()
-    return seen, found
-
-
-def exchanged_by_hand(model, name, batch, outputs, gate):
-    """The logits on a batch, with one head's part of one projection's input from another."""
-    path, head = FAMILIES[name].output_paths[gate // 4], gate % 4
-
-    def hook(module, args):
-        heads = args[0].clone()
-        heads[..., 8 * head : 8 * head + 8] = outputs[path][..., 8 * head : 8 * head + 8]
-        return (heads,)
-
-    handle = model.get_submodule(path).register_forward_pre_hook(hook)
-    found = logits(model, batch)
-    handle.remove()
-    return found
 
 
 def margin_of(values):
@@ -48,11 +21,13 @@ def margin_of(values):
 def test_every_head_is_exchanged_alone(name):
     model, (batch, other) = build(name).eval(), batches(name)
     gates = HeadGates(model)
-    outputs, of_other = head_outputs(model, name, other)
+    outputs, of_other = list(projection_inputs(model, name, other).values()), logits(model, other)
     own = margin_of(logits(model, batch))
     found = interchange(gates, batch, other, lambda one: margin_of(logits(model, one)))
     for gate in range(gates.size):
-        expected = own - margin_of(exchanged_by_hand(model, name, batch, outputs, gate))
+        mask = torch.ones(gates.size).index_fill_(0, torch.tensor([gate]), 0.0)
+        with replaced_heads(model, name, mask, lambda site, heads: outputs[site]):
+            expected = own - margin_of(logits(model, batch))
         torch.testing.assert_close(found.moved[:, gate], expected.detach().double(), atol=1e-6, rtol=1e-4)
     torch.testing.assert_close(found.apart, (own - margin_of(of_other)).detach().double())
     assert found.moved.abs().sum() > 0

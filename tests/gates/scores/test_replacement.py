@@ -9,7 +9,7 @@ from gates.gating.head_gates import HeadGates
 from gates.scores.ablation import MeanHeadOutput, _only_hides, mean_replacement, uniform_replacement
 from gates.scores.importance import head_gradients
 from tests.gates.scores.test_importance import losses_of
-from tests.models import FAMILIES, build, inputs, logits
+from tests.models import FAMILIES, build, inputs, logits, projection_inputs, replaced_heads, slope
 from tools.coverage import architectures as zoo
 
 NAMES = ["bert", "llama", "marian"]
@@ -24,36 +24,15 @@ def means_of(name, model, batch, sites):
     return metric.compute()
 
 
-def sites_in_order(model, name):
-    return {path: index for index, path in enumerate(FAMILIES[name].output_paths)}
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_means_are_over_valid_positions(name):
     model, batch = build(name), inputs(name)
     sites = find_attention(model)
     found = means_of(name, model, batch, sites)
-    for path, mean in zip(FAMILIES[name].output_paths, found, strict=True):
-        seen = []
-        hook = model.get_submodule(path).register_forward_pre_hook(lambda m, args, seen=seen: seen.append(args[0]))
-        logits(model, batch)
-        hook.remove()
+    for (path, heads), mean in zip(projection_inputs(model, name, batch).items(), found, strict=True):
         decoder = "cross" in FAMILIES[name].kinds and "encoder.layers" not in path
-        rows = seen[0].flatten(0, 1) if decoder else seen[0][batch["attention_mask"].bool()]
+        rows = heads.flatten(0, 1) if decoder else heads[batch["attention_mask"].bool()]
         torch.testing.assert_close(mean, rows.double().mean(0))
-
-
-def replace_by_hand(model, name, instead, mask):
-    """The replaced model without gates: each output projection's input, put together head by head."""
-    handles = []
-    for path, site in sites_in_order(model, name).items():
-        kept = mask[4 * site : 4 * site + 4].bool()
-
-        def hook(module, args, site=site, kept=kept):
-            return (torch.where(kept.repeat_interleave(8), args[0], instead(site, args[0]).to(args[0])),)
-
-        handles.append(model.get_submodule(path).register_forward_pre_hook(hook))
-    return handles
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -69,12 +48,9 @@ def test_mean_replacement_is_exact_at_both_ends(name):
         assert torch.equal(logits(model, batch), expected)
     other = build(name)
     for mask in (torch.zeros(gates.size), torch.arange(gates.size) % 3 != 0):
-        handles = replace_by_hand(other, name, lambda site, heads: means[site], mask)
         gates.set_mask_(mask.float())
-        with mean_replacement(gates, means):
+        with mean_replacement(gates, means), replaced_heads(other, name, mask, lambda site, heads: means[site]):
             assert torch.equal(logits(model, batch), logits(other, batch))
-        for handle in handles:
-            handle.remove()
     gates.mode = "open"
     assert torch.equal(logits(model, batch), expected)
 
@@ -88,7 +64,7 @@ def test_a_gate_between_mixes(unit):
     with gates.use(values), mean_replacement(gates, means):
         found = logits(model, batch)
     other, z = build("llama"), gates.to_heads(values).view(2, 4).repeat_interleave(8, 1)
-    for path, site in sites_in_order(other, "llama").items():
+    for site, path in enumerate(FAMILIES["llama"].output_paths):
         other.get_submodule(path).register_forward_pre_hook(
             lambda m, args, site=site: (z[site] * args[0] + (1 - z[site]) * means[site].float(),)
         )
@@ -108,15 +84,9 @@ def test_gradients_see_the_replacement(kind):
 
     with context():
         rows = head_gradients(gates, lambda: losses_of(model, batch))
-        plain = torch.ones(8, dtype=torch.float64)
         for head in (1, 6):
-            found = []
-            for step in (1e-5, -1e-5):
-                values = plain.clone()
-                values[head] += step
-                with torch.no_grad(), gates.use(values):
-                    found.append(losses_of(model, batch))
-            torch.testing.assert_close(rows[:, head].double(), (found[0] - found[1]) / 2e-5, rtol=1e-3, atol=1e-5)
+            expected = slope(gates, head, lambda: losses_of(model, batch), 1e-5)
+            torch.testing.assert_close(rows[:, head].double(), expected, rtol=1e-3, atol=1e-5)
     without = head_gradients(gates, lambda: losses_of(model, batch))
     assert float((rows - without).abs().max()) > 1e-2
 
@@ -135,9 +105,8 @@ def test_uniform_replacement_equals_attention_by_hand(name):
         found = logits(model, batch)
 
     other, values = build(name), {}
-    sites = {path: index for index, path in enumerate(FAMILIES[name].output_paths)}
     visible = batch["attention_mask"].bool()
-    for path, site in sites.items():
+    for site, path in enumerate(FAMILIES[name].output_paths):
         attention = other.get_submodule(path.rsplit(".", 1)[0].removesuffix(".output"))
         projection = getattr(attention, "v_proj", None) or attention.self.value
 
@@ -157,12 +126,8 @@ def test_uniform_replacement_equals_attention_by_hand(name):
         scores = torch.zeros(3, queries, keys).masked_fill(~sees, -1e30)
         return torch.einsum("bqk,bkhd->bqhd", scores.softmax(-1), values[site]).flatten(2)
 
-    for path, site in sites.items():
-        kept = mask[4 * site : 4 * site + 4].bool().repeat_interleave(8)
-        other.get_submodule(path).register_forward_pre_hook(
-            lambda m, args, site=site, kept=kept: (torch.where(kept, args[0], instead(site, args[0])),)
-        )
-    reference = logits(other, batch)
+    with replaced_heads(other, name, mask, instead):
+        reference = logits(other, batch)
     if name == "llama":  # queries of padding on the left see no key, and what they compute is of no account
         found, reference = found[visible], reference[visible]
     torch.testing.assert_close(found, reference, atol=1e-4, rtol=1e-3)

@@ -10,14 +10,10 @@ from gates.errors import GateError
 from gates.export.checkpoint import load_pruned, save_pruned
 from gates.surgery.remove import remove_heads_
 from gates.surgery.slices import per_head_parts
+from tests.gates.layouts import TEXT, WINDOWS
 from tests.models import masked
 
-TEXT = {
-    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40, "vocab_size": 50,
-    "max_position_embeddings": 64, "pad_token_id": 0,
-}  # fmt: skip
 PICTURE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40, "image_size": 16}
-WINDOWS = {"image_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [2, 1], "num_heads": [2, 4], "window_size": 4}
 FUNNEL = {"d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 40, "vocab_size": 50, "block_sizes": [1, 1]}
 MODELS = {
     "DeBERTa": lambda: t.DebertaModel(

@@ -4,7 +4,7 @@ import torch
 from gates.errors import GateError
 from gates.export import checkpoint
 from gates.export.checkpoint import load_pruned, save_pruned
-from gates.surgery.verify import check_same_outputs, tolerance_of
+from gates.surgery.verify import check_same_outputs
 from tests.gates.chosen import chosen
 from tools.coverage import architectures as zoo
 
@@ -51,8 +51,3 @@ def test_other_outputs_are_noticed_in_every_type(dtype):
     gates[3] = 0
     with pytest.raises(GateError, match="differs"):
         check_same_outputs(one, other, zoo.inputs(architecture), gates)
-
-
-def test_the_tolerance_follows_the_type():
-    assert tolerance_of(torch.float32) == 1e-4
-    assert 1e-3 < tolerance_of(torch.float16) < 1e-2 < tolerance_of(torch.bfloat16) < 0.1

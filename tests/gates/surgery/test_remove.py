@@ -11,19 +11,13 @@ from tests.models import FAMILIES, GENERATING, build, inputs, logits, masked, ra
 TOLERANCE = {"atol": 3e-6, "rtol": 1e-5}
 
 
-def generate(name, model, **more):
-    if not FAMILIES[name].generates:
-        return None
-    batch = {key: tensor for key, tensor in inputs(name).items() if key != "decoder_input_ids"}
-    return model.generate(**batch, max_new_tokens=8, min_new_tokens=8, do_sample=False, **more)
-
-
 @pytest.mark.parametrize("name", GENERATING)
 def test_beam_search_is_the_same(name):
-    mask = random_mask(name)
-    model = build(name)
-    expected = masked(model, mask, lambda: generate(name, model, num_beams=3))
-    assert torch.equal(generate(name, remove_heads_(model, mask), num_beams=3), expected)
+    mask, model = random_mask(name), build(name)
+    batch = {key: tensor for key, tensor in inputs(name).items() if key != "decoder_input_ids"}
+    options = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "num_beams": 3}
+    expected = masked(model, mask, lambda: model.generate(**batch, **options))
+    assert torch.equal(remove_heads_(model, mask).generate(**batch, **options), expected)
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "marian"])

@@ -9,7 +9,7 @@ import torch
 from gates.errors import GateError
 from gates.scores.attention import AttentionEntropy
 from gates.scores.importance import gradient_rows
-from gates.scores.observe import observe_entropy
+from gates.scores.observe import observe_attention
 from tests.training.causal_runs import GROUPED, MODEL, make_data, make_pruner, make_subject
 from training.config import Source
 from training.pruner.distillation import Teacher, distillation_terms
@@ -83,14 +83,17 @@ def test_importance_and_entropy_do_not_cross_documents(subject, batch):
         packed = gradient_rows(gates, lambda: subject.task.losses(subject.backbone, batch)[0])
         example, token = torch.zeros_like(packed.example), torch.zeros_like(packed.token)
         entropies = [AttentionEntropy(gates.sites) for _ in range(2)]
-        with torch.no_grad(), observe_entropy(subject.backbone, gates.sites, entropies[0], subject.task.valid_queries(batch)):
+        with (
+            torch.no_grad(),
+            observe_attention(subject.backbone, gates.sites, [entropies[0]], subject.task.valid_queries(batch)),
+        ):
             subject.task.losses(subject.backbone, batch)
         for row, _, alone in parts(batch):
             share = alone["labels"].shape[1] / tokens[row]
             own = gradient_rows(gates, lambda alone=alone: unpacked.losses(subject.backbone, alone)[0])
             example[row] += share * own.example[0]
             token[row] += share * own.token[0]
-            with torch.no_grad(), observe_entropy(subject.backbone, gates.sites, entropies[1], {"decoder": None}):
+            with torch.no_grad(), observe_attention(subject.backbone, gates.sites, [entropies[1]], {"decoder": None}):
                 unpacked.losses(subject.backbone, alone)
     torch.testing.assert_close(packed.example, example, atol=1e-5, rtol=1e-3)
     torch.testing.assert_close(packed.token, token, atol=1e-5, rtol=1e-3)

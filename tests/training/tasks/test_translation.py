@@ -9,7 +9,7 @@ from gates.errors import GateError
 from gates.export.checkpoint import load_pruned, save_pruned
 from gates.scores.attention import AttentionEntropy
 from gates.scores.importance import head_gradients
-from gates.scores.observe import observe_entropy
+from gates.scores.observe import observe_attention
 from gates.surgery.remove import remove_heads_, zero_heads_
 from tests.models import build
 from tests.training.translation_runs import MODEL, make_data, make_pruner
@@ -86,7 +86,7 @@ def test_entropy_counts_visible_keys_and_valid_queries_of_each_kind(data, pruner
     pruner.gates.mode = "open"
     sites, backbone = pruner.gates.sites, pruner.backbone
     metric = AttentionEntropy(sites)
-    with torch.no_grad(), observe_entropy(backbone, sites, metric, pruner.task.valid_queries(batch)):
+    with torch.no_grad(), observe_attention(backbone, sites, [metric], pruner.task.valid_queries(batch)):
         pruner.task.losses(backbone, batch)
     sums, counts = [0.0] * len(sites), [0] * len(sites)
     backbone.set_attn_implementation("eager")
