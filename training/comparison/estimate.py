@@ -12,7 +12,7 @@ import torch
 from training.comparison.experiments import Experiments
 from training.comparison.methods import CHEAP_RIVALS, own_method
 from training.comparison.plan import PlanEntry
-from training.config import RefitSearch
+from training.config import RefitOptions
 from training.config.comparison import is_post_hoc
 from training.data.translation import TranslationData
 from training.scoring.subject import ScoringContext
@@ -95,7 +95,7 @@ def pieces_of(experiments: Experiments) -> Pieces | None:
         retrain=retrain,
         select=select,
         test=test,
-        refit=REFIT * rows * min(RefitSearch().rows, available) + 2 * select,
+        refit=REFIT * rows * min(RefitOptions().rows, available) + 2 * select,
         score=(1 + BACKWARD) * rows * min(data.options.score_rows, available),
     )
 

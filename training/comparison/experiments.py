@@ -41,7 +41,7 @@ from training.comparison.cache import (
     options_of_gates,
     shape_of,
 )
-from training.config import DrawSearch, PrunerOptions, RefitSearch, RestartSearch, ScratchTraining, SwapSearch
+from training.config import DrawSearch, PrunerOptions, RefitOptions, RestartSearch, ScratchTraining, SwapSearch
 from training.data.base import TaskData
 from training.pruner.callbacks import CostInCheckpoints, EndOfPhase, LastGoodCheckpoint, Predictions, StopEarly
 from training.pruner.checkpoints import check_whole, read_checkpoint, write_checkpoint
@@ -279,7 +279,7 @@ class Experiments:
         }  # fmt: skip
         return self._experiment(f"swapping among {int(mask.sum())} heads", determined_by, make)
 
-    def refit(self, mask: Tensor, search: RefitSearch, *, start: Experiment, changes: Mapping[str, Any]) -> Experiment:
+    def refit(self, mask: Tensor, search: RefitOptions, *, start: Experiment, changes: Mapping[str, Any]) -> Experiment:
         """Refit the weights of ``start`` to a mask ``[gates]``: ``weights.ckpt``. The target is the dense model.
 
         Where the mask alone does better on the selection split, the weights stay. Weights that were frozen are the dense ones,

@@ -42,7 +42,7 @@ from training.config import (
     DrawSearch,
     LauncherOptions,
     PrunerOptions,
-    RefitSearch,
+    RefitOptions,
     RestartSearch,
     SwapSearch,
     group_at,
@@ -266,7 +266,7 @@ def comparison_of(line: CommandLine, run: RunDirectory) -> Comparison:
         "swaps": group_at(SwapSearch, config, "swap."),
         "restarts": group_at(RestartSearch, config, "restarts."),
         "draws": group_at(DrawSearch, config, "draws."),
-        "refits": group_at(RefitSearch, config, "refit."),
+        "refits": group_at(RefitOptions, config, "refit."),
     }
     return Comparison(
         setup=alone(setup) if config.launcher == "ray" else setup,

@@ -117,12 +117,20 @@ def choose_heads(selector: MaskSelector, own: Method, budget: Budget | None, opt
     try:
         best, reached = own, dict[str, float]()
         if options.keep == "best":
-            best, reached = selector.best_refitted([own, *map(Method.parse, CHEAP_RIVALS)], budget)
+            best, reached = best_refitted(selector, [own, *map(Method.parse, CHEAP_RIVALS)], budget)
         return Kept(own, best, selector.select(best, budget), reached)
     except RefitError as error:  # such as weights that two projections share
         say(f"the run continues without a refit: {error}")
         own = replace(own, modifiers=own.modifiers - {"refit"})
         return Kept(own, own, selector.select(own, budget), {})
+
+
+def best_refitted(selector: MaskSelector, methods: Sequence[Method], budget: Budget) -> tuple[Method, dict[str, float]]:
+    """Return the method with ``+refit`` whose refit is best on the selection split, the first of equals, and all metrics."""
+    refits = {method: selector.select(method, budget).refit for method in methods}
+    reached = {method.name: refit.result["reached"] for method, refit in refits.items() if refit is not None}
+    gain = selector.experiments.pruner.task.gain
+    return max(refits, key=lambda method: gain(reached[method.name])), reached
 
 
 @rank_zero_only

@@ -131,7 +131,7 @@ def score_columns(experiments: Experiments, selector: MaskSelector, rankings: Ma
         "layer": [site.layer for site, size in zip(gates.sites, gates.sizes, strict=True) for _ in range(size)],
         "head": [head for size in gates.sizes for head in range(size)],
     }
-    columns |= {name: scores.numpy() for name, scores in selector.known_scores().items() if scores.shape == (gates.size,)}
+    columns |= {name: scores.numpy() for name, scores in selector.score_files().items() if scores.shape == (gates.size,)}
     for (budget, method, seed), ranking in rankings.items():
         if (budget, seed) == (smallest, experiments.seed):
             columns[f"ranking:{method}"] = ranking.numpy()
@@ -142,7 +142,7 @@ def price_rows(experiments: Experiments, selector: MaskSelector) -> pd.DataFrame
     """Return one row per price that a seed trained with: the gates that it leaves open, in all and in each site."""
     gates = experiments.pruner.gates
     rows = []
-    for one in selector.priced.values():
+    for one in selector.price_runs.values():
         left = [int(part.sum()) for part in one.mask.split(gates.sizes)]
         by_site = dict(zip(site_labels(gates.sites), left, strict=True))
         price = " ".join(f"{kind} {value:g}" for kind, value in one.price.items()) if isinstance(one.price, dict) else one.price

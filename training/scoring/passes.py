@@ -52,7 +52,7 @@ from gates.scores.weights import (
     output_weights,
     weight_taylor,
 )
-from training.config import RefitSearch
+from training.config import RefitOptions
 from training.runs import progress
 from training.scoring.subject import Batch, ScoringContext
 from training.tasks.translation import Translation, generate
@@ -76,7 +76,7 @@ def rescale(subject: ScoringContext, mask: Tensor, *, rows: int = 512) -> Tensor
         )
 
 
-def refit(subject: ScoringContext, mask: Tensor, dense: Mapping[str, Tensor], search: RefitSearch) -> list[Refitted]:
+def refit(subject: ScoringContext, mask: Tensor, dense: Mapping[str, Tensor], search: RefitOptions) -> list[Refitted]:
     """Change the weights behind the heads to make up for closed heads (see :func:`gates.recovery.refit.refit_`).
 
     Args:

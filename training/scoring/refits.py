@@ -14,7 +14,7 @@ from rich.console import Console
 from torch import Tensor
 
 from gates.errors import GateError
-from training.config import RefitSearch
+from training.config import RefitOptions
 from training.runs import processes, progress
 from training.runs.cost import Cost, measured
 from training.scoring.passes import refit
@@ -52,7 +52,7 @@ class Refit:
         return numbers | {"reached": self.reached} | self.cost.as_row()
 
 
-def refit_if_better_(subject: ScoringContext, mask: Tensor, search: RefitSearch, dense: Mapping[str, Tensor]) -> Refit:
+def refit_if_better_(subject: ScoringContext, mask: Tensor, search: RefitOptions, dense: Mapping[str, Tensor]) -> Refit:
     """Refit weights to a mask, undo it if the model does worse on the selection split, and return how it went.
 
     Args:

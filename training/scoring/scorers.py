@@ -19,7 +19,7 @@ from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor
 
 from gates.errors import GateError, first_line
-from gates.gating.budget import Budget, budget_mask
+from gates.gating.budget import Budget
 from gates.scores.fisher import rearrange
 from gates.scores.importance import normalise_by_layer
 from gates.scores.ranking import hies, layer_leaders_first, ranking_scores, ranks
@@ -49,7 +49,7 @@ class Scores:
     def __init__(self, subject: ScoringContext, known: MutableMapping[str, Tensor] | None = None) -> None:
         self.subject = subject
         self.known: MutableMapping[str, Tensor] = {} if known is None else known
-        self.layer_index, self.kind_index = subject.gates.layer_index().cpu(), subject.gates.kind_index().cpu()
+        self.layer_index = subject.gates.layer_index().cpu()
 
     def raw(self, name: str) -> Tensor:
         """Return a raw score, ``[gates]`` float64 on the CPU (``fisher-matrix``: ``[gates, gates]``)."""
@@ -92,13 +92,8 @@ class Scores:
             method, alpha, seed: See :meth:`ranking`.
         """
         found = scorer(method)
-        mask = budget_mask(
-            self.ranking(found.rearranges or method, alpha=alpha, seed=seed),
-            budget,
-            kind_index=self.kind_index,
-            layer_index=self.layer_index,
-            minimum_per_layer=minimum_per_layer,
-        )
+        ranking = self.ranking(found.rearranges or method, alpha=alpha, seed=seed)
+        mask = self.subject.gates.mask_of(ranking, budget, minimum_per_layer=minimum_per_layer)
         return rearrange(mask, self.raw("fisher-matrix"), self.layer_index) if found.rearranges else mask
 
     def _need(self, method: str) -> None:

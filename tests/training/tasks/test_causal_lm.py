@@ -11,7 +11,7 @@ from gates.scores.attention import AttentionEntropy
 from gates.scores.importance import gradient_rows
 from gates.scores.observe import observe_entropy
 from tests.training.causal_runs import GROUPED, MODEL, make_data, make_pruner, make_subject
-from training.config import RefitSearch, Source
+from training.config import RefitOptions, Source
 from training.pruner.distillation import Teacher, distillation_terms
 from training.pruner.module import evaluate
 from training.scoring.refits import quality, refit_if_better_
@@ -180,7 +180,7 @@ def test_a_refit_stays_if_it_lowers_perplexity(data):
     subject = make_subject(data)
     dense = {name: parameter.detach().clone() for name, parameter in subject.backbone.named_parameters()}
     mask = torch.tensor([1.0, 0, 0, 1, 0, 1, 0, 0])
-    found = refit_if_better_(subject, mask, RefitSearch(rows=8), dense)
+    found = refit_if_better_(subject, mask, RefitOptions(rows=8), dense)
     assert found.is_applied == (found.refitted <= found.unrefitted)
     assert quality(subject, mask) == pytest.approx(min(found.refitted, found.unrefitted), rel=1e-5)
 
