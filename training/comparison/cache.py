@@ -241,7 +241,6 @@ def identity_of_dense(setup: Setup, pruner: HeadPruner, data: TaskData, *, proce
     """Return the identity of the dense model at the end of fine-tuning, as JSON.
 
     Args:
-        pruner: The module, built, with its first weights.
         processes: The number of processes that train together. Each has its own batches.
     """
     options, weights = setup.model, setup.weights

@@ -44,10 +44,6 @@ def estimate(experiments: Experiments, plan: Sequence[PlanEntry]) -> str:
     """Return in a sentence how long the training and the comparison of a run take; empty if that is unknown.
 
     It is known on one CPU, for models whose batches take seconds at most and that do not generate texts.
-
-    Args:
-        experiments: The experiments of the run.
-        plan: The plan of its comparison.
     """
     if (pieces := pieces_of(experiments)) is None:
         return ""
@@ -56,13 +52,7 @@ def estimate(experiments: Experiments, plan: Sequence[PlanEntry]) -> str:
 
 
 def estimate_of_seeds(experiments: Experiments, plan: Sequence[PlanEntry], seeds: int) -> str:
-    """Return in a sentence how long a comparison takes, if nothing of it is done yet; empty if that is unknown.
-
-    Args:
-        experiments: The experiments of the first seed.
-        plan: The plan of each seed.
-        seeds: The number of seeds.
-    """
+    """Return in a sentence how long a comparison takes, if nothing of it is done yet; empty if that is unknown."""
     if (pieces := pieces_of(experiments)) is None:
         return ""
     whole = pieces.finetune + pieces.select + sum(_seconds_of(entry, pieces, learn=pieces.prune) for entry in plan)
@@ -118,8 +108,6 @@ def _seconds_of(entry: PlanEntry, pieces: Pieces, *, learn: float = 0.0, found: 
     """Return the seconds of one method at one budget.
 
     Args:
-        entry: The method, with its stages.
-        pieces: The seconds of each piece.
         learn: The seconds in which gates are learned; 0 if they are there.
         found: The scores whose heads are known, refitted and not.
     """

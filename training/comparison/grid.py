@@ -187,11 +187,7 @@ def compare(line: CommandLine) -> RunDirectory | None:
 
 
 def compare_parts(line: CommandLine, run: RunDirectory, parts: Mapping[str, Mapping[str, Any]]) -> RunDirectory:
-    """Compare on each data set of a benchmark, in a folder of its name, and write ``truth.csv`` over all of them.
-
-    Args:
-        parts: The options of each data set by name.
-    """
+    """Compare on each data set of a benchmark, in a folder of its name, and write ``truth.csv`` over all of them."""
     config = line.options
     truths = []
     for name, changes in parts.items():

@@ -13,7 +13,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
@@ -28,8 +27,9 @@ from gates.surgery.masks import parse_mask, read_mask
 from training.comparison.selection import KNOWN_MASK, MaskSelector, PriceRun, Selection, closed_by_gates
 from training.config import PrunerOptions
 from training.config.paths import local_path
-from training.runs.cost import NO_COST, Cost, measured
+from training.runs.cost import NO_COST, Cost
 from training.scoring.scorers import SCORE_PARAMETERS, SCORERS, Value, own_score, run_own_score, variant_name
+from training.scoring.subject import ScoringContext
 from training.stats.numbers import slug
 
 OURS = "ours"
@@ -91,13 +91,10 @@ class OwnScored:
         dense, seed = experiments.dense(), experiments.seed
         determined_by = {"experiment": "own score", "dense": dense.key, "method": base, "code": own.code, "seed": seed}
 
-        def make(folder: Path) -> dict[str, Any]:
-            subject = experiments.subject(dense, {})
-            with measured(subject.device, subject.gates) as cost:
-                scores = run_own_score(own, subject, seed=seed)
-            return cost.as_row() | {"scores": scores.tolist()}
+        def work(subject: ScoringContext) -> dict[str, Any]:
+            return {"scores": run_own_score(own, subject, seed=seed).tolist()}
 
-        scored = experiments.do(f"scoring by {base}", determined_by, make)
+        scored = experiments.measure(f"scoring by {base}", determined_by, work)
         ranking = torch.tensor(scored.result["scores"], dtype=torch.float64)
         mask = selector.mask_of(ranking, budget)
         return Selection(mask, mask, dense, {**KNOWN_MASK, **distil}, ranking, Cost.of(scored.result))

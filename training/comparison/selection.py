@@ -19,6 +19,7 @@ from training.config import BudgetOption, DrawSearch, PriceOption, RefitOptions,
 from training.runs.cost import NO_COST, Cost, measured
 from training.scoring.passes import rescale
 from training.scoring.scorers import SCORERS, Scores
+from training.scoring.subject import ScoringContext
 
 # The heads that a method keeps, and the cost of the choice.
 
@@ -28,12 +29,10 @@ class Selection:
     """Hold the heads that a method keeps.
 
     Args:
-        mask: The mask of 0 and 1, ``[gates]``.
         values: The gate values ``[gates]``: the mask, or rescaled.
         start: The experiment whose weights retraining starts from: the dense one or a learned one.
         changes: The changes of the options of the module.
         ranking: The scores behind the mask ``[gates]``, higher kept first. None for a search without a ranking.
-        cost: The cost of the choice.
         alpha: The weight of HIS, for a method that has it.
         refit: The experiment with weights refitted to the mask. None if the weights do not change.
         closed_by_gates: The result of :func:`closed_by_gates`, before any search changed the mask of the gates.
@@ -70,10 +69,6 @@ def closed_by_gates(learned: Mapping[str, Any], mask: Tensor) -> float | None:
     """Return the share of the closed heads that training closed; their rank closed the rest.
 
     The result is None if the gates were not trained for the budget of this mask.
-
-    Args:
-        learned: The result of an experiment that trained gates.
-        mask: The mask of 0 and 1, ``[gates]``.
     """
     if not learned.get("price") or not learned["closed"] or learned["mask"] != mask.tolist():
         return None
@@ -85,7 +80,6 @@ class PriceRun:
     """Hold the gates that a price leaves open.
 
     Args:
-        method: The method that trained with the price.
         price: The price of an open head, or of one of each kind.
         mask: The mask of 0 and 1, ``[gates]``, without regard to a budget.
     """
@@ -128,10 +122,8 @@ class MaskSelector:
     """Choose the heads that stay. Each choice is made once.
 
     Args:
-        experiments: The experiments of the seed.
         budgets: All budgets of the comparison, as options of the module.
         restarts, draws, swaps: The options of the searches for better masks.
-        refits: The options of refits.
         distil: The options of the module for ``+distil``.
         prices: The prices from which methods with a price choose. Default: the price of the setup.
         as_configured: The learned method that takes the options of the setup, as in a run. Any other learned method takes the
@@ -251,16 +243,13 @@ class MaskSelector:
 
     def _rescaled(self, selection: Selection) -> Selection:
         """Return the selection with gate values of least squares in place of ones, on the dense model."""
-        dense = self.experiments.dense()
-        determined_by = {"experiment": "rescale", "dense": dense.key, "mask": selection.mask.tolist()}
+        key = self.experiments.dense().key
+        determined_by = {"experiment": "rescale", "dense": key, "mask": selection.mask.tolist()}
 
-        def make(folder: Path) -> dict[str, Any]:
-            subject = self.experiments.subject(dense, {})
-            with measured(subject.device, subject.gates) as cost:
-                values = rescale(subject, selection.mask)
-            return cost.as_row() | {"values": values.tolist()}
+        def work(subject: ScoringContext) -> dict[str, Any]:
+            return {"values": rescale(subject, selection.mask).tolist()}
 
-        rescaled = self.experiments.do("rescaling", determined_by, make)
+        rescaled = self.experiments.measure("rescaling", determined_by, work)
         return replace(selection.paid(rescaled), values=torch.tensor(rescaled.result["values"]))
 
     def _drawn(self, selection: Selection, budget: Budget, *, has_logits: bool, post_hoc: bool) -> Selection:
@@ -302,5 +291,5 @@ class MaskSelector:
 
         Weights that were frozen are those of the dense experiment, so nothing is searched twice.
         """
-        on_dense = post_hoc or self.experiments.rests(selection.changes)
+        on_dense = post_hoc or self.experiments.freezes_weights(selection.changes)
         return (self.experiments.dense(), {}) if on_dense else (selection.start, selection.changes)

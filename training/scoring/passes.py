@@ -82,7 +82,6 @@ def refit(subject: ScoringContext, mask: Tensor, dense: Mapping[str, Tensor], se
     Args:
         subject: The model with the weights that the mask is for. They are changed.
         mask: 0/1 ``[gates]``.
-        search: The ridges and the data to fit on.
     """
     aim = {name: dense[name].to(subject.device) for name, _ in subject.backbone.named_parameters()}
     with subject.at_rest():
@@ -513,11 +512,7 @@ class Replacements:
         self._means: list[Tensor] | None = None
 
     def use(self, subject: ScoringContext, replacement: Replacement, mask: Tensor) -> AbstractContextManager[None]:
-        """Replace closed heads during a ``with`` block.
-
-        Args:
-            mask: 0/1 ``[gates]``, for which constants are fitted.
-        """
+        """Replace closed heads during a ``with`` block."""
         if replacement == "zero":
             return nullcontext()
         if replacement == "uniform":

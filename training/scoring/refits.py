@@ -33,7 +33,6 @@ class Refit:
         is_applied: Whether the weights are the refitted ones. They stay as they were where the refit makes the model worse.
         refitted: The main metric on the selection split after the refit.
         unrefitted: The metric with the mask alone.
-        cost: The cost of the refit.
     """
 
     is_applied: bool
@@ -57,8 +56,6 @@ def refit_if_better_(subject: ScoringContext, mask: Tensor, search: RefitOptions
 
     Args:
         subject: The model with the weights to refit. They are changed.
-        mask: 0/1 ``[gates]``.
-        search: The ridges and the data to fit on.
         dense: The parameters of the dense model by name, whose outputs are the aim.
 
     Raises:

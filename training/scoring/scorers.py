@@ -86,11 +86,7 @@ class Scores:
         return ranking(self, alpha, seed).double()
 
     def mask(self, method: str, budget: Budget, *, alpha: float = 0.5, seed: int = 0, minimum_per_layer: int = 0) -> Tensor:
-        """Return the 0/1 mask ``[gates]`` of a method at a budget, with exactly the budgeted number of ones.
-
-        Args:
-            method, alpha, seed: See :meth:`ranking`.
-        """
+        """Return the 0/1 mask ``[gates]`` of a method at a budget, with exactly the budgeted number of ones."""
         found = scorer(method)
         ranking = self.ranking(found.rearranges or method, alpha=alpha, seed=seed)
         mask = self.subject.gates.mask_of(ranking, budget, minimum_per_layer=minimum_per_layer)

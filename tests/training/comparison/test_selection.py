@@ -47,7 +47,7 @@ class GivenExperiments:
     def dense(self):
         return Experiment("dense", Path(), {})
 
-    def rests(self, changes):
+    def freezes_weights(self, changes):
         return bool(replace(self.options, **changes).pipelined)
 
     def do(self, name, determined_by, make):

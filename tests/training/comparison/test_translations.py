@@ -5,9 +5,9 @@ import pandas as pd
 
 from tests.training.comparison.rows import make_row
 from tests.training.runs import make_data as make_classification_data
-from tests.training.translation_runs import make_data
+from tests.training.translation_runs import make_data, read_texts
 from training.comparison.experiments import PREDICTIONS
-from training.comparison.tables import Results, read_texts, save_translations, texts_of
+from training.comparison.tables import Results, save_translations, texts_of
 from training.runs.directory import RunDirectory
 
 
