@@ -1,17 +1,4 @@
-"""The experiments of a comparison: single pieces of training and evaluation of one seed, each done once and kept on disk.
-
-============ =====================================================================
-dense        fine-tuning, from which everything else starts
-learn        the prune phase of a learned method
-draw         the best of masks drawn around a ranking
-judge        the losses of masks that were learned several times
-swap         refinement of a mask by swaps
-refit        weights refitted to a mask by least squares
-post hoc     evaluation of the dense model with a mask
-retrain      training on with a fixed mask, to the end of the schedule
-from scratch training of a new model of the same shape, with the mask throughout
-============ =====================================================================
-"""
+"""The experiments of a comparison: single pieces of training and evaluation of one seed, each done once and kept on disk."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from gates.gating.latency import LatencyTable, TimeLimit
 from training.cli.command_line import RUN_ONLY_OPTIONS, CommandLine
 from training.cli.exit import stdout
 from training.comparison.cache import DETERMINED_BY
-from training.comparison.estimate import estimate_of_seeds
+from training.comparison.estimate import estimate
 from training.comparison.latency import keep_table, limits_of
 from training.comparison.methods import LEARNED, MODIFIERS, OUTSIDE, PARAMETERS, Learned, Method, Outside, parse_methods
 from training.comparison.on_ray import do_on_ray
@@ -290,7 +290,7 @@ def all_results(comparison: Comparison, run: RunDirectory, resolved: str, launch
                 keep_table(comparison.budgets, run)
                 if launcher.launcher == "ray":
                     do_on_ray(comparison, plan, launcher)
-                elif expected := estimate_of_seeds(experiments, plan, len(comparison.seeds)):
+                elif expected := estimate(experiments, plan, seeds=len(comparison.seeds)):
                     with progress.paused():
                         stdout().print(expected, soft_wrap=True, highlight=False)
             for row in run_seed(experiments, selector, plan, results, shown):
@@ -340,7 +340,7 @@ def _keeps_experiments(folder: Path) -> bool:
     """Return whether a folder has only experiments, finished or interrupted."""
     if not folder.is_dir():
         return False
-    inside = [path for path in folder.iterdir() if not path.name.startswith((".", "scores-"))]
+    inside = [path for path in folder.iterdir() if not path.name.startswith(".")]
     return all((path / DETERMINED_BY).is_file() for path in inside)
 
 

@@ -124,7 +124,7 @@ class Learned:
         assert budget is not None
         changes = {**({} if base == selector.as_configured else self.options), **distil}
         if self.decides == "price":
-            return self._priced(base, selector, budget, changes)
+            return self._by_price(base, selector, budget, changes)
         changes["budget"] = (budget if self.decides == "each" else selector.smallest).option(selector.sizes)
         experiment = selector.experiments.learn(changes)
         ranking = torch.tensor(experiment.result["log_alpha"])
@@ -132,7 +132,7 @@ class Learned:
         closed = closed_by_gates(experiment.result, mask)
         return Selection(mask, mask, experiment, changes, ranking, Cost.of(experiment.result), closed_by_gates=closed)
 
-    def _priced(self, base: str, selector: MaskSelector, budget: Budget, changes: Mapping[str, Any]) -> Selection:
+    def _by_price(self, base: str, selector: MaskSelector, budget: Budget, changes: Mapping[str, Any]) -> Selection:
         """Return the mask that a price leaves if it meets the budget, and otherwise rank heads by when they closed.
 
         Every price is trained with. The best mask is taken, and all trainings are paid for.
@@ -163,7 +163,7 @@ class Learned:
 
 HARD: dict[str, Any] = {"gate": "hard-concrete", "pipelined": True}
 JOINT: dict[str, Any] = HARD | {"pipelined": False}
-PRICED = JOINT | {"budget": None}
+WITH_PRICE = JOINT | {"budget": None}
 OTHERS: dict[str, Any] = {"anneal": None, "straight_through": False, "straight_through_from": 1.0, "pipelined": False}
 """The values that options of Hard-Concrete gates must have for other families."""
 FROM_HIS = OTHERS | {"init_spread": 1.0, "init_score": "his"}
@@ -179,12 +179,12 @@ LEARNED: dict[str, Learned] = {
     "lambda": Learned(
         "Hard-Concrete gates with a price on each open head",
         "Voita et al. 2019",
-        PRICED | {"anneal": None, "draw_per": "batch"},
+        WITH_PRICE | {"anneal": None, "draw_per": "batch"},
         "price",
     ),
-    "lambda(noise=configured)": Learned("the same, with noise and temperature as configured", OURS, PRICED, "price"),
+    "lambda(noise=configured)": Learned("the same, with noise and temperature as configured", OURS, WITH_PRICE, "price"),
     "lambda(noise=configured, pipelined=true)": Learned(
-        "the same, with noise and temperature as configured", OURS, PRICED | {"pipelined": True}, "price"
+        "the same, with noise and temperature as configured", OURS, WITH_PRICE | {"pipelined": True}, "price"
     ),
     "dsp": Learned(
         "relaxed top-K of Gumbel-perturbed weights; unlike the paper's, gates are at most 1 and the last temperature is 0.1; "

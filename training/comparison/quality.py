@@ -22,7 +22,7 @@ class QualityPoint:
 
     Args:
         heads: The number of gates that are kept.
-        loss: What is lost against the dense model: points of the metric as it is shown, or percent of a perplexity.
+        loss: The loss against the dense model: points of the metric as it is shown, or percent of a perplexity.
         low, high: The ends of its 95 % interval, by a paired bootstrap over examples.
     """
 

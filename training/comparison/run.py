@@ -386,7 +386,8 @@ def train_and_compare(
     is_automatic = setup.model.budget == AUTO
     experiments = open_experiments(setup, plan, run)
     prepare(experiments, run, resolved)
-    if expected := estimate(experiments, plan):
+    points = 0 if setup.end.compare == "none" else len(setup.end.curve) * len(plan)
+    if expected := estimate(experiments, plan, points=points):
         say(expected)
     wandb_logger = make_logger(setup.wandb, run.path, yaml.safe_load(resolved))
     with experiments.logged_to([CSVLogger(run.path, name="", version=""), *([wandb_logger] if wandb_logger else [])]):

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from gates.gating.budget import Budget
 from gates.search.sampled_masks import spread_ranks
-from training.comparison.cache import Experiment, ScoreFiles
+from training.comparison.cache import Experiment
 from training.comparison.experiments import Experiments
 from training.config import BudgetOption, DrawSearch, PriceOption, RefitOptions, RestartSearch, SwapSearch
 from training.runs.cost import NO_COST, Cost, measured
-from training.scoring.passes import rescale
-from training.scoring.scorers import SCORERS, Scores
+from training.scoring.passes import PASSES, rescale
+from training.scoring.scorers import SCORERS, Scores, Work
 from training.scoring.subject import ScoringContext
 
 # The heads that a method keeps, and the cost of the choice.
@@ -191,7 +191,7 @@ class MaskSelector:
         }  # fmt: skip
 
         def make(folder: Path) -> dict[str, Any]:
-            scores = Scores(self.experiments.subject(self.experiments.dense(), {}), self.score_files())
+            scores = Scores(self.experiments.subject(self.experiments.dense(), {}), self._kept_pass)
             passes = scores.cost_of(base)
             with measured(scores.subject.device, scores.subject.gates, passes) as cost:
                 how: dict[str, Any] = {"seed": seed} if alpha is None else {"seed": seed, "alpha": alpha}
@@ -201,9 +201,17 @@ class MaskSelector:
 
         return self.experiments.do(f"scoring by {base}", determined_by, make)
 
-    def score_files(self) -> ScoreFiles:
+    def known_scores(self) -> dict[str, Any]:
         """Return every raw score that was needed so far, by name."""
-        return ScoreFiles(self.experiments.cache.path / f"scores-{self.experiments.dense().key}")
+        passes = [self.experiments.cache.get(self._pass_key(name)) for name in PASSES]
+        found = {raw: values for one in passes if one is not None for raw, values in one.result["scores"].items()}
+        return {raw: found[raw] for raw in sorted(found, key=lambda raw: f"{raw}.")}  # his-batch before his
+
+    def _kept_pass(self, name: str, work: Work) -> dict[str, Any]:
+        return self.experiments.do(f"scoring heads: {name}", self._pass_key(name), lambda folder: work()).result
+
+    def _pass_key(self, name: str) -> dict[str, Any]:
+        return {"experiment": "pass", "dense": self.experiments.dense().key, "pass": name}
 
     def best(self, masks: Sequence[Tensor]) -> tuple[int, Cost]:
         """Return the index of the best mask post hoc on the selection split, the first of equals, and the cost.

@@ -130,7 +130,7 @@ def score_columns(experiments: Experiments, selector: MaskSelector, rankings: Ma
         "layer": [site.layer for site, size in zip(gates.sites, gates.sizes, strict=True) for _ in range(size)],
         "head": [head for size in gates.sizes for head in range(size)],
     }
-    columns |= {name: scores.numpy() for name, scores in selector.score_files().items() if scores.shape == (gates.size,)}
+    columns |= {name: values for name, values in selector.known_scores().items() if np.shape(values) == (gates.size,)}
     for (budget, method, seed), ranking in rankings.items():
         if (budget, seed) == (smallest, experiments.seed):
             columns[f"ranking:{method}"] = ranking.numpy()

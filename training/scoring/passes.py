@@ -501,8 +501,9 @@ def pass_of(raw: str) -> str:
 
 
 Replacement = Literal["zero", "mean", "constants", "uniform"]
-"""The output of a closed head: nothing, its mean on training data, the constants of the lowest loss on training data, or its
-output under uniform attention."""
+"""The output of a closed head: nothing, its mean, the constants of the lowest loss, or its output under uniform attention.
+
+Means and constants are those of training data."""
 
 
 class Replacements:

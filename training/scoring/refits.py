@@ -22,7 +22,7 @@ from training.scoring.subject import ScoringContext
 
 
 class RefitError(GateError):
-    """Say why the weights of a model cannot be refitted: what it is built of, or no memory left for it."""
+    """Say why the weights of a model cannot be refitted."""
 
 
 @dataclass(frozen=True)
