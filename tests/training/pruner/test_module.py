@@ -233,8 +233,6 @@ def test_freezing_by_pattern():
     frozen = {name for name, p in pruner.backbone.named_parameters() if not p.requires_grad}
     expected = {name for name, _ in pruner.backbone.named_parameters() if "embeddings" in name or "layer.0." in name}
     assert frozen == expected
-    with pytest.raises(GateError, match="'decoder' matches no parameter"):
-        make_pruner(freeze=["decoder"])
 
 
 @pytest.mark.parametrize(
