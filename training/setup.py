@@ -131,11 +131,7 @@ def make_pruner(setup: Setup, data: TaskData, options: PrunerOptions | None = No
 def make_trainer(
     setup: Setup, *callbacks: pl.Callback, logger: Any = False, identity: str | None = None, **overrides: Any
 ) -> pl.Trainer:
-    """Return a trainer with the run's settings.
-
-    Args:
-        identity: The identity of the run or experiment, for its checkpoints.
-    """
+    """Return a trainer with the run's settings."""
     weights = setup.weights
     averaging = [AverageWeights(weights.average_last, weights.average_every)] if weights.average_last > 1 else []
     apple = setup.trainer.accelerator == "auto" and torch.backends.mps.is_available() and not torch.cuda.is_available()
@@ -174,11 +170,7 @@ def make_trainer(
 
 
 def start_launched(setup: Setup, resolved: str) -> None:
-    """Connect the processes that a launcher started, so that one of them decides for all from the beginning.
-
-    Args:
-        resolved: All options, as YAML.
-    """
+    """Connect the processes that a launcher started, so that one of them decides for all from the beginning."""
     world = launched(os.environ)
     if world is not None and world.size > 1:
         processes.start(make_trainer(setup))

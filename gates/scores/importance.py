@@ -147,10 +147,9 @@ def _still_hold(known: Sequence[KnownRows], losses: Tensor) -> bool:
     """
     examples = len(losses)
     factors = torch.logspace(-8, 8, examples, base=2, device=losses.device, dtype=torch.float32)
-    weighted = torch.autograd.grad(
-        (losses * factors).sum(), [leaf for _, _, leaf, _ in known], retain_graph=True, materialize_grads=True
-    )
-    for (_, axis, _, part), other in zip(known, weighted, strict=True):
+    _, axes, leaves, parts = zip(*known, strict=True)
+    weighted = torch.autograd.grad((losses * factors).sum(), leaves, retain_graph=True, materialize_grads=True)
+    for axis, part, other in zip(axes, parts, weighted, strict=True):
         expected = axis.collect(part.abs().float(), examples) * factors.to(part.device)[:, None]
         found = axis.collect(other.abs().float(), examples)
         if bool(((found - expected).abs() > RTOL[part.dtype] * expected.amax(-1, keepdim=True)).any()):

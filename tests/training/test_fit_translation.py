@@ -13,9 +13,8 @@ import torch
 from transformers import AutoTokenizer
 
 from tests.training.runs import run_fit
-from tests.training.translation_runs import make_data, write_config
+from tests.training.translation_runs import make_data, read_texts, write_config
 from training.commands.table import run_command
-from training.comparison.tables import read_texts
 from training.fit import main
 from training.report.pictures import pictures_of
 from training.report.reading import read_contents

@@ -71,7 +71,7 @@ def test_runs_without_a_directory_that_start_together_get_numbers(hold, tmp_path
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HEAD_GATES_RUN_DIR", raising=False)
     hold(Path("runs/x"))
-    with locked_directory(RunOptions(name="x")) as (run, _):
+    with locked_directory(RunOptions(name="x")) as run:
         assert str(run.path) == "runs/x-2"
     assert not (tmp_path / "runs" / "x-2").exists()
 

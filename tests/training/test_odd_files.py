@@ -83,7 +83,7 @@ def test_a_run_that_is_told_to_end_ends_as_after_ctrl_c(at, tmp_path):
     given = ["--config", write_config(tmp_path), "--run_dir", "run", *small]
     code, said = fit(given, tmp_path, Moment(at, 1 if "write_run" in at else 5), signal.SIGTERM)
     assert code == 130, said
-    assert said.splitlines()[-1] == "stopped; go on with --existing resume"
+    assert said.splitlines()[-1] == "stopped; continue with --existing resume"
     assert not (tmp_path / "run" / LOCK).exists()
     assert not list((tmp_path / "run").rglob("*.partial-*"))
 

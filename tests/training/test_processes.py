@@ -126,7 +126,7 @@ def test_a_process_of_a_run_that_dies_ends_it_with_one_sentence(tmp_path):
         errors = first.communicate()[1]
     assert first.returncode == 2, errors[-3000:]
     assert re.search(
-        r"^error: another process of this job died \(.*\), .*; go on with .*--existing resume$", errors, re.MULTILINE
+        r"^error: another process of this job died \(.*\), .*; continue with .*--existing resume$", errors, re.MULTILINE
     )
     assert "Traceback" not in errors
     steps = read_checkpoint(last_checkpoint(tmp_path / "run"))["global_step"]

@@ -76,10 +76,10 @@ def test_equal_values_of_other_types_are_other_options(began, now, tmp_path):
 def test_a_run_is_not_resumed_from_another_checkpoint(began, now, tmp_path):
     run = resumed(tmp_path, {"ckpt_path": began})
     with pytest.raises(GateError, match=r"ckpt_path was .* now"):
-        checkpoint_of(RunOptions(ckpt_path=now), run, True)
-    assert checkpoint_of(RunOptions(ckpt_path=began), run, True) == began
+        checkpoint_of(RunOptions(ckpt_path=now), run)
+    assert checkpoint_of(RunOptions(ckpt_path=began), run) == began
     (tmp_path / RUN_INPUTS).touch()  # files of its data are in its own directory
-    assert checkpoint_of(RunOptions(ckpt_path=began), run, True) == str(run.checkpoint("dense"))
+    assert checkpoint_of(RunOptions(ckpt_path=began), run) == str(run.checkpoint("dense"))
 
 
 def test_inputs_of_a_run_are_noted_when_it_begins_and_compared_when_it_goes_on(tmp_path):

@@ -68,7 +68,7 @@ def stop_each_time(given, folder, moments, sign=signal.SIGKILL):
         code, said = fit([*given, *more], folder, moment, sign)
         assert code == (-sign if sign == signal.SIGKILL else 130), (name, said)
         if sign == signal.SIGINT:
-            advice = "nothing was written; start again" if name in BEFORE else "go on with --existing resume"
+            advice = "nothing was written; start again" if name in BEFORE else "continue with --existing resume"
             assert said == f"stopped; {advice}\n", name
         more = [] if name in BEFORE else ["--existing", "resume"]
     assert fit([*given, *more], folder) == (0, "")
@@ -129,7 +129,7 @@ def test_a_run_that_is_overwritten_is_never_half_of_two(unbroken, tmp_path):
     assert (code, said) == (130, "stopped; nothing was written; start again\n")
     assert (tmp_path / "run" / "config.yaml").read_text() == (unbroken / "config.yaml").read_text()
     code, said = fit(given, tmp_path, Moment(STEP, 3), signal.SIGINT)
-    assert (code, said) == (130, "stopped; go on with --existing resume\n")
+    assert (code, said) == (130, "stopped; continue with --existing resume\n")
     left = {path.name for path in (tmp_path / "run").iterdir()}
     assert not list((tmp_path / "run" / "experiments").glob("[!.]*"))
     assert not left & {"export", "comparison.csv", "metrics-before-resuming.csv", "finished.json"}

@@ -69,3 +69,8 @@ def write_config(folder: Path) -> str:
     path = folder / "tiny.yaml"
     path.write_text(CONFIG)
     return str(path)
+
+
+def read_texts(path):
+    """Return the lines of a file of translations; some may be empty."""
+    return path.read_text(encoding="utf-8").split("\n")[:-1]

@@ -26,7 +26,7 @@ from training.config import (
     EndOfRun,
     LauncherOptions,
     PrunerOptions,
-    RefitSearch,
+    RefitOptions,
     RestartSearch,
     RunOptions,
     ScratchTraining,
@@ -164,7 +164,7 @@ COMPARISON_GROUPS: tuple[tuple[type, str], ...] = (
     (RestartSearch, "restarts."),
     (SwapSearch, "swap."),
     (DrawSearch, "draws."),
-    (RefitSearch, "refit."),
+    (RefitOptions, "refit."),
     (DistilWeights, "distil."),
 )
 RUN_ONLY_OPTIONS = ("seed", "existing", "ckpt_path", "compare", "retrained", "curve", "patience", "from_scratch")

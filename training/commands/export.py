@@ -49,7 +49,7 @@ from training.commands.options import Format
 from training.commands.preflight import check_no_others
 from training.comparison.methods import Method, file_name, mask_found_by, own_method
 from training.comparison.run import metrics_on_test
-from training.config import PrunerOptions, RefitSearch
+from training.config import PrunerOptions, RefitOptions
 from training.config.checks import check_range
 from training.config.comparison import POST_HOC, RETRAINED
 from training.config.data import TOKENIZER_FILES
@@ -267,7 +267,7 @@ def refitted_to(trained: TrainedModel, mask: Tensor, dense: LoadedRun) -> tuple[
     """
     aim = {name: parameter.detach() for name, parameter in trained.model.named_parameters()}
     before = quality(dense, torch.ones(dense.gates.size))
-    found = refit_if_better_(dense, trained.gates.to_gates(mask), RefitSearch(), aim)
+    found = refit_if_better_(dense, trained.gates.to_gates(mask), RefitOptions(), aim)
     dense.gates.detach()
     reached = f"{dense.metric} on the selection split {found.reached:.4f} (dense {before:.4f})"
     changed = (
@@ -288,9 +288,10 @@ def export_run(line: CommandLine) -> None:
     options = line.options
     out = Path(options.output or default_output(options))
     _check(line, out)
-    trained, mask = _model_and_mask(line)
+    padding = padding_of(options)
+    trained, mask = _model_and_mask(line, padding)
     with writing_to(out):
-        cost = export(trained, mask, options, out)
+        cost = export(trained, mask, options, out, padding)
     show(stdout(), trained, mask, options.format, out, cost)
     if options.push_to_hub is not None:
         with progress.stage("uploading"):
@@ -298,7 +299,7 @@ def export_run(line: CommandLine) -> None:
         stdout().print(f"uploaded to {escape(address)}", soft_wrap=True, highlight=False)
 
 
-def _model_and_mask(line: CommandLine) -> tuple[TrainedModel, Tensor]:
+def _model_and_mask(line: CommandLine, padding: bool | LatencyTable) -> tuple[TrainedModel, Tensor]:
     """Return the run's model, refitted on request, and the mask ``[heads]``. Whatever is impossible is refused before anything
     is scored or refitted."""
     options = line.options
@@ -326,7 +327,7 @@ def _model_and_mask(line: CommandLine) -> tuple[TrainedModel, Tensor]:
     if options.refit:
         if options.format == "stock":
             inputs = example_inputs(trained.model)
-            copy_in_form(trained.model, mask, "stock", inputs, pad_heads=padding_of(options))  # possible, whatever the weights?
+            copy_in_form(trained.model, mask, "stock", inputs, pad_heads=padding)  # possible, whatever the weights?
         trained, refit, reached = refitted_to(trained, mask, dense())
         if others := names_of_other_data(line.rest):
             trained = replace(trained, changed=f"{trained.changed}, with data given at the export ({', '.join(others)})")
@@ -388,7 +389,6 @@ def _check(line: CommandLine, out: Path) -> None:
     refuse_taken(out)
     if options.pad_heads and options.format != "stock":
         raise GateError(f"--pad_heads is for --format stock, and the format is {options.format}; leave one of them out")
-    padding_of(options)  # raises
     if options.private and options.push_to_hub is None:
         raise GateError(
             "--private says how a repository is made, but nothing is uploaded; give --push_to_hub USER/NAME as well"
@@ -400,7 +400,7 @@ def _check(line: CommandLine, out: Path) -> None:
 
 
 @progress.stage("exporting, reloading and checking")
-def export(trained: TrainedModel, mask: Tensor, options: Namespace, out: Path) -> Cost | None:
+def export(trained: TrainedModel, mask: Tensor, options: Namespace, out: Path, padding: bool | LatencyTable) -> Cost | None:
     """Write the form of the options, and return its measured cost."""
     if options.format == "gates":
         _export_gates(trained, mask, out)
@@ -408,14 +408,14 @@ def export(trained: TrainedModel, mask: Tensor, options: Namespace, out: Path) -
     model, inputs = trained.model, example_inputs(trained.model, length=options.length, padded=True)
     cost = None
     if options.format != "masked":
-        cut, _ = copy_in_form(model, mask, "pruned", inputs, pad_heads=padding_of(options))
+        cut, _ = copy_in_form(model, mask, "pruned", inputs, pad_heads=padding)
         with progress.stage("measuring parameters, FLOPs and latency"):
             cost = measure_cost(model, cut, inputs, batch_sizes=options.measure)
     card = _card(trained, mask, options.ranking or trained.method, cost)
     if options.format == "onnx":
         _export_onnx(trained, cut, mask, inputs, card, out)
     else:
-        more = {"form": options.format, "pad_heads": padding_of(options)}
+        more = {"form": options.format, "pad_heads": padding}
         save_pruned(model, out, mask, **more, tokenizer=trained.tokenizer, card=card, check_batch=inputs)
     return cost
 

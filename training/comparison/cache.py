@@ -1,4 +1,4 @@
-"""Keep experiments on disk under a hash of their inputs, and scores by name, so that interrupted work can continue."""
+"""Keep experiments on disk under a hash of their inputs, so that interrupted work can continue."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from filelock import FileLock, Timeout
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from gates.errors import GateError, first_line
-from gates.files import bring_all_to_disk, bring_to_disk, naming, replacing
+from gates.files import bring_all_to_disk, bring_to_disk, naming
 from training.config import PrunerOptions, Setup
 from training.data.base import TaskData
 from training.pruner.module import HeadPruner
@@ -167,57 +165,6 @@ def _checksums(folder: Path) -> dict[str, str]:
     }
 
 
-class ScoreFiles(MutableMapping[str, Tensor]):
-    """Keep scores ``[gates]`` by name, each in a JSON file with a checksum. The first of several processes reads and writes."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __getitem__(self, name: str) -> Tensor:
-        found = processes.in_first(lambda: self._read(name))
-        if found is None:
-            raise KeyError(name)
-        return torch.tensor(found, dtype=torch.float64)
-
-    def _read(self, name: str) -> list[float] | None:
-        file = self._file(name)
-        mend = f"delete {str(self.folder)!r} and start again"
-        try:
-            content = read_json(file, dict, mend=mend)
-        except FileNotFoundError:
-            return None
-        if key_of({"scores": content.get("scores")}) != content.get("checksum"):
-            raise damaged(file, "scores", "their checksum is another", mend)
-        scores: list[float] = content["scores"]
-        return scores
-
-    def __setitem__(self, name: str, scores: Tensor) -> None:
-        def write() -> None:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            # A lock works between machines; the name of a partial file holds a process of this machine.
-            lock = self.folder / f".{name}.lock"
-            with FileLock(lock):
-                with replacing(self._file(name)) as partial:
-                    content = {"scores": scores.tolist()}
-                    partial.write_text(json.dumps(content | {"checksum": key_of(content)}) + "\n", encoding="utf-8")
-                with suppress(OSError):  # Windows keeps open files
-                    lock.unlink()  # whoever comes later writes the same
-
-        processes.in_first(write)
-
-    def __delitem__(self, name: str) -> None:
-        processes.in_first(self._file(name).unlink)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(processes.in_first(lambda: [file.stem for file in sorted(self.folder.glob("*.json"))]))
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-    def _file(self, name: str) -> Path:
-        return self.folder / f"{name}.json"
-
-
 # The identity of an experiment: all inputs of its result.
 
 ELSEWHERE = {
@@ -241,7 +188,6 @@ def identity_of_dense(setup: Setup, pruner: HeadPruner, data: TaskData, *, proce
     """Return the identity of the dense model at the end of fine-tuning, as JSON.
 
     Args:
-        pruner: The module, built, with its first weights.
         processes: The number of processes that train together. Each has its own batches.
     """
     options, weights = setup.model, setup.weights

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from training.comparison.experiments import Experiments
-from training.comparison.methods import CHEAP_RIVALS, own_method
 from training.comparison.plan import PlanEntry
-from training.config import RefitSearch
+from training.config import RefitOptions
 from training.config.comparison import is_post_hoc
 from training.data.translation import TranslationData
 from training.scoring.subject import ScoringContext
@@ -40,35 +39,21 @@ class Pieces:
     score: float
 
 
-def estimate(experiments: Experiments, plan: Sequence[PlanEntry]) -> str:
-    """Return in a sentence how long the training and the comparison of a run take; empty if that is unknown.
+def estimate(experiments: Experiments, plan: Sequence[PlanEntry], *, seeds: int = 1, points: int = 0) -> str:
+    """Return in a sentence how long a run or a comparison takes, if nothing of it is done yet; empty if that is unknown.
 
     It is known on one CPU, for models whose batches take seconds at most and that do not generate texts.
 
     Args:
-        experiments: The experiments of the run.
-        plan: The plan of its comparison.
-    """
-    if (pieces := pieces_of(experiments)) is None:
-        return ""
-    training, comparison = seconds_of_run(pieces, experiments, plan)
-    return f"about {duration(training)} of training and {duration(comparison)} of comparison on this machine"
-
-
-def estimate_of_seeds(experiments: Experiments, plan: Sequence[PlanEntry], seeds: int) -> str:
-    """Return in a sentence how long a comparison takes, if nothing of it is done yet; empty if that is unknown.
-
-    Args:
         experiments: The experiments of the first seed.
-        plan: The plan of each seed.
-        seeds: The number of seeds.
+        points: The number of evaluations on the selection split that are not in the plan.
     """
     if (pieces := pieces_of(experiments)) is None:
         return ""
-    whole = pieces.finetune + pieces.select + sum(_seconds_of(entry, pieces, learn=pieces.prune) for entry in plan)
+    whole = seeds * (seconds_of(pieces, plan) + points * pieces.select)
     searches = ("restarts", "draws", "swap")
     without = ", without searches" if any(entry.method.modifiers & set(searches) for entry in plan) else ""
-    return f"about {duration(whole * seeds)} on this machine{without}; what is stored already takes no time"
+    return f"about {duration(whole)} on this machine{without}; stored experiments take no time"
 
 
 def pieces_of(experiments: Experiments) -> Pieces | None:
@@ -95,43 +80,25 @@ def pieces_of(experiments: Experiments) -> Pieces | None:
         retrain=retrain,
         select=select,
         test=test,
-        refit=REFIT * rows * min(RefitSearch().rows, available) + 2 * select,
+        refit=REFIT * rows * min(RefitOptions().rows, available) + 2 * select,
         score=(1 + BACKWARD) * rows * min(data.options.score_rows, available),
     )
 
 
-def seconds_of_run(pieces: Pieces, experiments: Experiments, plan: Sequence[PlanEntry]) -> tuple[float, float]:
-    """Return the seconds of training, with the choice of heads, and of the comparison."""
-    options, setup = experiments.options, experiments.setup
-    training = pieces.finetune + pieces.prune + pieces.retrain + pieces.select * options.epochs + pieces.select + pieces.test
-    if setup.model.refits:
-        known = 1 + len(CHEAP_RIVALS) if options.keep == "best" else 1
-        training += known * pieces.refit + (known - 1) * pieces.score
-    others = [entry for entry in plan if entry.method != own_method(setup.model)]  # which is trained before the comparison
-    found = {"obs", "his"} if setup.model.refits and options.keep == "best" else set()
-    comparison = sum(_seconds_of(entry, pieces, found=found) for entry in others)
-    points = len(setup.end.curve) * len(others) if setup.end.compare != "none" else 0
-    return training, comparison + ROW + pieces.select + pieces.test + pieces.select * points
-
-
-def _seconds_of(entry: PlanEntry, pieces: Pieces, *, learn: float = 0.0, found: Collection[str] = ()) -> float:
-    """Return the seconds of one method at one budget.
-
-    Args:
-        entry: The method, with its stages.
-        pieces: The seconds of each piece.
-        learn: The seconds in which gates are learned; 0 if they are there.
-        found: The scores whose heads are known, refitted and not.
-    """
-    method, seconds = entry.method, 0.0
-    if method.is_learned:
-        seconds += learn
-    elif method.base not in ("dense", "random", *found):
-        seconds += pieces.score
-    if "refit" in method.modifiers and method.base not in found and (learn or not method.is_learned):
-        seconds += pieces.refit
-    passes = ROW + pieces.select + pieces.test
-    return seconds + sum(passes + (0.0 if is_post_hoc(stage) else pieces.retrain) for stage in entry.stages)
+def seconds_of(pieces: Pieces, plan: Sequence[PlanEntry]) -> float:
+    """Return the seconds of a plan. Methods share the dense model, scores, trained gates and refits."""
+    seconds, shared = pieces.finetune + pieces.select, dict[tuple[object, ...], float]()
+    for entry in plan:
+        method, budget = entry.method, repr(entry.budget)
+        if method.is_learned:
+            shared["gates", method.base, "distil" in method.modifiers, budget] = pieces.prune
+        elif method.base not in ("dense", "random"):
+            shared["score", method.base] = pieces.score
+        if "refit" in method.modifiers:
+            shared["refit", method, budget] = pieces.refit
+        passes = ROW + pieces.select + pieces.test
+        seconds += sum(passes + (0.0 if is_post_hoc(stage) else pieces.retrain) for stage in entry.stages)
+    return seconds + sum(shared.values())
 
 
 def _forward(subject: ScoringContext, batch: Mapping[str, Any]) -> float:

@@ -1,17 +1,4 @@
-"""The experiments of a comparison: single pieces of training and evaluation of one seed, each done once and kept on disk.
-
-============ =====================================================================
-dense        fine-tuning, from which everything else starts
-learn        the prune phase of a learned method
-draw         the best of masks drawn around a ranking
-judge        the losses of masks that were learned several times
-swap         refinement of a mask by swaps
-refit        weights refitted to a mask by least squares
-post hoc     evaluation of the dense model with a mask
-retrain      training on with a fixed mask, to the end of the schedule
-from scratch training of a new model of the same shape, with the mask throughout
-============ =====================================================================
-"""
+"""The experiments of a comparison: single pieces of training and evaluation of one seed, each done once and kept on disk."""
 
 from __future__ import annotations
 
@@ -41,7 +28,7 @@ from training.comparison.cache import (
     options_of_gates,
     shape_of,
 )
-from training.config import DrawSearch, PrunerOptions, RefitSearch, RestartSearch, ScratchTraining, SwapSearch
+from training.config import DrawSearch, PrunerOptions, RefitOptions, RestartSearch, ScratchTraining, SwapSearch
 from training.data.base import TaskData
 from training.pruner.callbacks import CostInCheckpoints, EndOfPhase, LastGoodCheckpoint, Predictions, StopEarly
 from training.pruner.checkpoints import check_whole, read_checkpoint, write_checkpoint
@@ -49,7 +36,7 @@ from training.pruner.logging import CourseLog, GateLog
 from training.pruner.module import SPLITS, HeadPruner, evaluate, noise_of
 from training.runs import processes, progress
 from training.runs.cost import NO_COST, measured
-from training.scoring.mask_search import draw, losses_of, refined_by_swaps
+from training.scoring.mask_search import draw, losses_of, refine
 from training.scoring.passes import Replacement, Replacements
 from training.scoring.refits import refit_if_better_
 from training.scoring.subject import ScoringContext
@@ -99,34 +86,15 @@ def new_weights_(pruner: HeadPruner, seed: int) -> None:
         own[name].copy_(tensor)
 
 
-# The predictions of an experiment.
-
 PREDICTIONS = "predictions.npz"
-
-
-def write_predictions(folder: Path, predictions: Predictions) -> None:
-    """Write ``predictions.npz``. Every process must call this."""
-    arrays = predictions.arrays()
-    if processes.is_first():
-        np.savez_compressed(folder / PREDICTIONS, **arrays)  # type: ignore[arg-type]
-
-
-# The weights and gates that training left.
-
 WEIGHTS = "weights.ckpt"
+GATES_OVER_TIME = "gates_over_time.csv"
 
 
 def read_weights(checkpoint: Path) -> dict[str, Any]:
     """Return the state dict of a checkpoint, on the CPU."""
     content: dict[str, Any] = read_checkpoint(checkpoint, mend=mend_of(checkpoint))["state_dict"]
     return content
-
-
-def checked(checkpoint: Path | None) -> Path | None:
-    """Return the same checkpoint, or None, after a check of its checksums."""
-    if checkpoint is not None:
-        check_whole(checkpoint, mend_of(checkpoint))
-    return checkpoint
 
 
 def mend_of(checkpoint: Path) -> str:
@@ -144,9 +112,6 @@ def weights_of(experiment: Experiment) -> Path:
     if not (experiment.path / WEIGHTS).is_file():
         raise GateError(f"{str(experiment.path)!r} holds no weights; {mend_of(experiment.path / WEIGHTS)}")
     return experiment.path / WEIGHTS
-
-
-GATES_OVER_TIME = "gates_over_time.csv"
 
 
 class Experiments:
@@ -202,7 +167,7 @@ class Experiments:
             end = EndOfPhase(folder / WEIGHTS, "finetune")
             return self._train(self.pruner, folder, *early, end, start=None if start is None else Path(start))
 
-        return self._experiment("finetune", self.dense_key, make)
+        return self.do("finetune", self.dense_key, make)
 
     def learn(self, changes: Mapping[str, Any], restart: int = 0) -> Experiment:
         """Do the prune phase of a learned method: ``weights.ckpt``, ``gates_over_time.csv`` and the final gates."""
@@ -222,7 +187,7 @@ class Experiments:
             "experiment": "learn", "dense": dense.key, "options": options_of_gates(options) | {"seed": self.seed},
             **({"restart": restart} if restart else {}),
         }  # fmt: skip
-        return self._experiment(f"learning, budget {options.budget}", determined_by, make)
+        return self.do(f"learning, budget {options.budget}", determined_by, make)
 
     def draw(
         self, mask: Tensor, scores: Tensor, budget: Budget, search: DrawSearch, *, start: Experiment, changes: Mapping[str, Any]
@@ -234,30 +199,23 @@ class Experiments:
             "search": asdict(search), "seed": self.seed, "kinds": budget.terms, "minimum_per_layer": minimum,
         }  # fmt: skip
 
-        def make(folder: Path) -> dict[str, Any]:
-            subject = self.subject(start, changes)
-            with measured(subject.device, subject.gates) as cost:
-                found = draw(subject, mask, scores, search, budget=budget, minimum_per_layer=minimum, seed=self.seed)
-            return {"mask": found.mask.tolist(), "losses": found.losses, "passes": found.passes} | cost.as_row()
+        def work(subject: ScoringContext) -> dict[str, Any]:
+            found = draw(subject, mask, scores, search, budget=budget, minimum_per_layer=minimum, seed=self.seed)
+            return {"mask": found.mask.tolist(), "losses": found.losses, "passes": found.passes}
 
-        return self._experiment(f"drawing {int(mask.sum())} heads", determined_by, make)
+        return self.measure(f"drawing {int(mask.sum())} heads", determined_by, work, start=start, changes=changes)
 
     def judge(self, masks: Sequence[Tensor], search: RestartSearch) -> Experiment:
         """Compute the losses of masks ``[gates]`` of one budget on the dense weights."""
-
-        def make(folder: Path) -> dict[str, Any]:
-            subject = self.subject(self.dense(), {})
-            with measured(subject.device, subject.gates) as cost:
-                losses = losses_of(subject, masks, search.rows)
-            return cost.as_row() | {"losses": losses}
 
         determined_by = {
             "experiment": "judge", "dense": self.dense().key, "masks": [mask.tolist() for mask in masks],
             "search": asdict(search),
         }  # fmt: skip
-        return self._experiment(f"judging {len(masks)} masks", determined_by, make)
+        judging = f"judging {len(masks)} masks"
+        return self.measure(judging, determined_by, lambda subject: {"losses": losses_of(subject, masks, search.rows)})
 
-    def rests(self, changes: Mapping[str, Any]) -> bool:
+    def freezes_weights(self, changes: Mapping[str, Any]) -> bool:
         """Return whether weights are frozen while gates are trained with these changes of the options."""
         return bool(replace(self.options, **changes).pipelined)
 
@@ -266,20 +224,19 @@ class Experiments:
     ) -> Experiment:
         """Refine a mask by swaps within a budget, on the weights of ``start``."""
 
-        def make(folder: Path) -> dict[str, Any]:
-            subject = self.subject(start, changes)
-            with measured(subject.device, subject.gates) as cost:
-                minimum = self.options.minimum_per_layer
-                found = refined_by_swaps(subject, mask, search, budget=budget, minimum_per_layer=minimum)
-            return found | cost.as_row()
-
+        minimum = self.options.minimum_per_layer
         determined_by = {
             "experiment": "swap", "start": start.key, "mask": mask.tolist(), "search": asdict(search),
-            "kinds": budget.terms, "minimum_per_layer": self.options.minimum_per_layer,
+            "kinds": budget.terms, "minimum_per_layer": minimum,
         }  # fmt: skip
-        return self._experiment(f"swapping among {int(mask.sum())} heads", determined_by, make)
 
-    def refit(self, mask: Tensor, search: RefitSearch, *, start: Experiment, changes: Mapping[str, Any]) -> Experiment:
+        def work(subject: ScoringContext) -> dict[str, Any]:
+            found = refine(subject, mask, search, budget=budget, minimum_per_layer=minimum)
+            return vars(found) | {"mask": found.mask.tolist(), "gains": [gain._asdict() for gain in found.gains]}
+
+        return self.measure(f"swapping among {int(mask.sum())} heads", determined_by, work, start=start, changes=changes)
+
+    def refit(self, mask: Tensor, search: RefitOptions, *, start: Experiment, changes: Mapping[str, Any]) -> Experiment:
         """Refit the weights of ``start`` to a mask ``[gates]``: ``weights.ckpt``. The target is the dense model.
 
         Where the mask alone does better on the selection split, the weights stay. Weights that were frozen are the dense ones,
@@ -288,7 +245,7 @@ class Experiments:
         dense = self.dense()
 
         def make(folder: Path) -> dict[str, Any]:
-            if start.key != dense.key and self.rests(changes):
+            if start.key != dense.key and self.freezes_weights(changes):
                 of_dense = self.refit(mask, search, start=dense, changes={})
                 backbone = backbone_of(read_weights(weights_of(of_dense)))
                 state, result = {f"backbone.{name}": tensor for name, tensor in backbone.items()}, dict(of_dense.result)
@@ -306,7 +263,7 @@ class Experiments:
             "experiment": "refit", "dense": dense.key, "start": start.key, "mask": mask.tolist(), "search": asdict(search),
             "ridge": "of each projection",
         }  # fmt: skip
-        return self._experiment(f"refitting {int(mask.sum())} heads", determined_by, make)
+        return self.do(f"refitting {int(mask.sum())} heads", determined_by, make)
 
     def post_hoc(
         self,
@@ -333,7 +290,7 @@ class Experiments:
             with self.replacements.use(ScoringContext(pruner, self.data, self.trainer()), replacement, (values > 0).float()):
                 return self._evaluate(pruner, folder, values, splits)
 
-        return self._experiment(f"post hoc, {int((values > 0).sum())} heads", determined_by, make)
+        return self.do(f"post hoc, {int((values > 0).sum())} heads", determined_by, make)
 
     def retrain(
         self,
@@ -365,7 +322,7 @@ class Experiments:
             "experiment": "retrain", "start": start.key, "values": values.tolist(), "options": after,
             **({} if steps is None else {"steps": steps}),
         }  # fmt: skip
-        return self._experiment(f"retraining, {int((values > 0).sum())} heads", determined_by, make)
+        return self.do(f"retraining, {int((values > 0).sum())} heads", determined_by, make)
 
     def from_scratch(self, values: Tensor) -> Experiment:
         """Train a new model of the same shape with the gate values from the first step, and return metrics and predictions.
@@ -385,18 +342,38 @@ class Experiments:
                 cost = self._train(pruner, folder)
                 return self._evaluate(pruner, folder, values, SPLITS) | cost
 
-        return self._experiment(f"from scratch, {int((values > 0).sum())} heads", determined_by, make)
+        return self.do(f"from scratch, {int((values > 0).sum())} heads", determined_by, make)
 
     def do(self, name: str, determined_by: Mapping[str, Any], make: Callable[[Path], dict[str, Any]]) -> Experiment:
-        """Do an experiment of another kind, which does not train."""
-        return self._experiment(name, determined_by, make)
-
-    def _experiment(self, name: str, determined_by: Mapping[str, Any], make: Callable[[Path], dict[str, Any]]) -> Experiment:
+        """Return an experiment, and do it in a stage of its name if it is not finished."""
         found = self.cache.get(determined_by)
         if found is not None:
             return found
         with progress.stage(name):
             return self.cache.get_or_make(determined_by, make)
+
+    def measure(
+        self,
+        name: str,
+        determined_by: Mapping[str, Any],
+        work: Callable[[ScoringContext], dict[str, Any]],
+        *,
+        start: Experiment | None = None,
+        changes: Mapping[str, Any] | None = None,
+    ) -> Experiment:
+        """Return an experiment that does not train. Its result has the cost of the work.
+
+        Args:
+            start, changes: The experiment with the weights, the dense one by default, and its changes of the options.
+        """
+
+        def make(folder: Path) -> dict[str, Any]:
+            subject = self.subject(start or self.dense(), changes or {})
+            with measured(subject.device, subject.gates) as cost:
+                found = work(subject)
+            return found | cost.as_row()
+
+        return self.do(name, determined_by, make)
 
     def _pruner(self, options: PrunerOptions) -> HeadPruner:
         """Return a module with these options and any weights. The last module is kept."""
@@ -443,8 +420,10 @@ class Experiments:
             logs = [CourseLog()] if any(isinstance(one, GateLog) for one in callbacks) else [GateLog(), CourseLog()]
         trainer = self.trainer(*callbacks, *logs, *kept, identity=key, **watch, **limit)
         before = CostInCheckpoints.read(last, key) if goes_on else NO_COST
+        if start is not None and not goes_on:
+            check_whole(start, mend_of(start))
         with measured(trainer.strategy.root_device, pruner.gates, before) as cost:
-            trainer.fit(pruner, self.data, ckpt_path=last if goes_on else checked(start), weights_only=True)
+            trainer.fit(pruner, self.data, ckpt_path=last if goes_on else start, weights_only=True)
         if keeps is not None:
             pruner.gates.set_mask_(keeps.to(pruner.device))  # no step may have been left to do so
             trainer.save_checkpoint(folder / WEIGHTS, weights_only=True)
@@ -461,5 +440,7 @@ class Experiments:
         device = trainer.strategy.root_device
         with measured(device, pruner.gates) as cost, pruner.gates.use(values.to(device)):
             metrics = evaluate(trainer, pruner, self.data, splits)
-        write_predictions(folder, predictions)
+        arrays = predictions.arrays()  # in every process
+        if processes.is_first():
+            np.savez_compressed(folder / PREDICTIONS, **arrays)  # type: ignore[arg-type]
         return metrics | cost.as_row()

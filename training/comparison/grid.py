@@ -28,7 +28,7 @@ from gates.gating.latency import LatencyTable, TimeLimit
 from training.cli.command_line import RUN_ONLY_OPTIONS, CommandLine
 from training.cli.exit import stdout
 from training.comparison.cache import DETERMINED_BY
-from training.comparison.estimate import estimate_of_seeds
+from training.comparison.estimate import estimate
 from training.comparison.latency import keep_table, limits_of
 from training.comparison.methods import LEARNED, MODIFIERS, OUTSIDE, PARAMETERS, Learned, Method, Outside, parse_methods
 from training.comparison.on_ray import do_on_ray
@@ -42,7 +42,7 @@ from training.config import (
     DrawSearch,
     LauncherOptions,
     PrunerOptions,
-    RefitSearch,
+    RefitOptions,
     RestartSearch,
     SwapSearch,
     group_at,
@@ -187,11 +187,7 @@ def compare(line: CommandLine) -> RunDirectory | None:
 
 
 def compare_parts(line: CommandLine, run: RunDirectory, parts: Mapping[str, Mapping[str, Any]]) -> RunDirectory:
-    """Compare on each data set of a benchmark, in a folder of its name, and write ``truth.csv`` over all of them.
-
-    Args:
-        parts: The options of each data set by name.
-    """
+    """Compare on each data set of a benchmark, in a folder of its name, and write ``truth.csv`` over all of them."""
     config = line.options
     truths = []
     for name, changes in parts.items():
@@ -266,7 +262,7 @@ def comparison_of(line: CommandLine, run: RunDirectory) -> Comparison:
         "swaps": group_at(SwapSearch, config, "swap."),
         "restarts": group_at(RestartSearch, config, "restarts."),
         "draws": group_at(DrawSearch, config, "draws."),
-        "refits": group_at(RefitSearch, config, "refit."),
+        "refits": group_at(RefitOptions, config, "refit."),
     }
     return Comparison(
         setup=alone(setup) if config.launcher == "ray" else setup,
@@ -294,7 +290,7 @@ def all_results(comparison: Comparison, run: RunDirectory, resolved: str, launch
                 keep_table(comparison.budgets, run)
                 if launcher.launcher == "ray":
                     do_on_ray(comparison, plan, launcher)
-                elif expected := estimate_of_seeds(experiments, plan, len(comparison.seeds)):
+                elif expected := estimate(experiments, plan, seeds=len(comparison.seeds)):
                     with progress.paused():
                         stdout().print(expected, soft_wrap=True, highlight=False)
             for row in run_seed(experiments, selector, plan, results, shown):
@@ -344,7 +340,7 @@ def _keeps_experiments(folder: Path) -> bool:
     """Return whether a folder has only experiments, finished or interrupted."""
     if not folder.is_dir():
         return False
-    inside = [path for path in folder.iterdir() if not path.name.startswith((".", "scores-"))]
+    inside = [path for path in folder.iterdir() if not path.name.startswith(".")]
     return all((path / DETERMINED_BY).is_file() for path in inside)
 
 

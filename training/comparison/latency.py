@@ -101,9 +101,6 @@ def achieved(setup: Setup, pruner: HeadPruner, data: TaskData) -> dict[str, Any]
     """Return the achieved and the requested latency of the pruned model; see :func:`measure_achieved`.
 
     The result is None without a budget in time, and in all processes but the first.
-
-    Args:
-        pruner: The module in its final state.
     """
     limit = limit_of(setup)
     if limit is None or not processes.is_first():

@@ -13,22 +13,91 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from gates.errors import GateError
 from gates.gating.budget import Budget
 from gates.gating.head_gates import HeadGates
+from gates.gating.schedule import closing_ranking
 from gates.options import GateFamily
 from gates.surgery.masks import parse_mask, read_mask
+from training.comparison.selection import KNOWN_MASK, MaskSelector, PriceRun, Selection, closed_by_gates
 from training.config import PrunerOptions
 from training.config.paths import local_path
-from training.scoring.scorers import SCORE_PARAMETERS, SCORERS, Value, own_score, variant_name
+from training.runs.cost import NO_COST, Cost
+from training.scoring.scorers import SCORE_PARAMETERS, SCORERS, Value, own_score, run_own_score, variant_name
+from training.scoring.subject import ScoringContext
 from training.stats.numbers import slug
 
 OURS = "ours"
 Decides = Literal["each", "once", "price"]
+ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+class Rule(Protocol):
+    """The way in which a kind of method chooses heads."""
+
+    def choose(self, base: str, selector: MaskSelector, budget: Budget | None, distil: Mapping[str, Any]) -> Selection:
+        """Return the heads that a base keeps; see :meth:`training.comparison.selection.Chooser.choose`."""
+
+
+class AllHeads:
+    """The dense model keeps all heads."""
+
+    def choose(self, base: str, selector: MaskSelector, budget: Budget | None, distil: Mapping[str, Any]) -> Selection:
+        ones = torch.ones(selector.experiments.pruner.gates.size)
+        return Selection(ones, ones, selector.experiments.dense(), {**KNOWN_MASK, **distil}, None)
+
+
+class GivenMask:
+    """A mask from a file is kept as it is."""
+
+    def choose(self, base: str, selector: MaskSelector, budget: Budget | None, distil: Mapping[str, Any]) -> Selection:
+        mask = given_mask(base, selector.experiments.pruner.gates)
+        return Selection(mask, mask, selector.experiments.dense(), {**KNOWN_MASK, **distil}, None)
+
+
+class Scored:
+    """A score of the dense model's heads ranks them; an unknown alpha is chosen on the selection split."""
+
+    def choose(self, base: str, selector: MaskSelector, budget: Budget | None, distil: Mapping[str, Any]) -> Selection:
+        assert budget is not None
+        alpha, cost = None, NO_COST
+        if SCORERS[base].is_weighted:
+            best, cost = selector.best([torch.tensor(selector.score(base, budget, one).result["mask"]) for one in ALPHAS])
+            alpha = ALPHAS[best]
+        scored = selector.score(base, budget, alpha)
+        mask, ranking = torch.tensor(scored.result["mask"]), scored.result["ranking"]
+        return Selection(
+            mask,
+            mask,
+            selector.experiments.dense(),
+            {**KNOWN_MASK, **distil},
+            None if ranking is None else torch.tensor(ranking, dtype=torch.float64),
+            cost=Cost.of(scored.result).then(cost),
+            alpha=alpha,
+        )
+
+
+class OwnScored:
+    """A user's function ranks the heads of the dense model."""
+
+    def choose(self, base: str, selector: MaskSelector, budget: Budget | None, distil: Mapping[str, Any]) -> Selection:
+        assert budget is not None
+        own, experiments = own_score(base), selector.experiments
+        dense, seed = experiments.dense(), experiments.seed
+        determined_by = {"experiment": "own score", "dense": dense.key, "method": base, "code": own.code, "seed": seed}
+
+        def work(subject: ScoringContext) -> dict[str, Any]:
+            return {"scores": run_own_score(own, subject, seed=seed).tolist()}
+
+        scored = experiments.measure(f"scoring by {base}", determined_by, work)
+        ranking = torch.tensor(scored.result["scores"], dtype=torch.float64)
+        mask = selector.mask_of(ranking, budget)
+        return Selection(mask, mask, dense, {**KNOWN_MASK, **distil}, ranking, Cost.of(scored.result))
 
 
 @dataclass(frozen=True)
@@ -51,10 +120,50 @@ class Learned:
         """Whether its ranking are log-weights, whose differences are meaningful."""
         return self.decides != "price" and self.options["gate"] != "clamped-linear"
 
+    def choose(self, base: str, selector: MaskSelector, budget: Budget | None, distil: Mapping[str, Any]) -> Selection:
+        assert budget is not None
+        changes = {**({} if base == selector.as_configured else self.options), **distil}
+        if self.decides == "price":
+            return self._by_price(base, selector, budget, changes)
+        changes["budget"] = (budget if self.decides == "each" else selector.smallest).option(selector.sizes)
+        experiment = selector.experiments.learn(changes)
+        ranking = torch.tensor(experiment.result["log_alpha"])
+        mask = selector.mask_of(ranking, budget)
+        closed = closed_by_gates(experiment.result, mask)
+        return Selection(mask, mask, experiment, changes, ranking, Cost.of(experiment.result), closed_by_gates=closed)
+
+    def _by_price(self, base: str, selector: MaskSelector, budget: Budget, changes: Mapping[str, Any]) -> Selection:
+        """Return the mask that a price leaves if it meets the budget, and otherwise rank heads by when they closed.
+
+        Every price is trained with. The best mask is taken, and all trainings are paid for.
+        """
+        configured = selector.experiments.options.price
+        assert configured is not None  # the options have put a default in its place
+        prices = selector.prices or [configured]
+        if pruned := budget.pruned(selector.sizes):  # other kinds of heads stay whole, so nothing trains while they close
+            prices = [price if isinstance(price, Mapping) else dict.fromkeys(pruned, price) for price in prices]
+        tried = [{**changes, "price": price} for price in prices]
+        trained = [selector.experiments.learn(one) for one in tried]
+        name = f"{base}+distil" if changes.keys() & selector.distil.keys() else base
+        rankings, masks = [], []
+        for price, experiment in zip(prices, trained, strict=True):
+            own = torch.tensor(experiment.result["mask"])
+            selector.price_runs[experiment.key] = PriceRun(name, price, own)
+            closed, log_alpha = (torch.tensor(experiment.result[part]) for part in ("closing_step", "log_alpha"))
+            rankings.append(closing_ranking(closed, log_alpha))
+            # A time is met by fewer heads too, which are no better.
+            is_met = budget.time is None and budget.is_met(own, selector.experiments.pruner.gates.kind_index().cpu())
+            masks.append(own if is_met else selector.mask_of(rankings[-1], budget))
+        best, cost = selector.best(masks)
+        selection = Selection(masks[best], masks[best], trained[best], tried[best], rankings[best], cost)
+        for experiment in trained:
+            selection = selection.paid(experiment)
+        return selection
+
 
 HARD: dict[str, Any] = {"gate": "hard-concrete", "pipelined": True}
 JOINT: dict[str, Any] = HARD | {"pipelined": False}
-PRICED = JOINT | {"budget": None}
+WITH_PRICE = JOINT | {"budget": None}
 OTHERS: dict[str, Any] = {"anneal": None, "straight_through": False, "straight_through_from": 1.0, "pipelined": False}
 """The values that options of Hard-Concrete gates must have for other families."""
 FROM_HIS = OTHERS | {"init_spread": 1.0, "init_score": "his"}
@@ -70,12 +179,12 @@ LEARNED: dict[str, Learned] = {
     "lambda": Learned(
         "Hard-Concrete gates with a price on each open head",
         "Voita et al. 2019",
-        PRICED | {"anneal": None, "draw_per": "batch"},
+        WITH_PRICE | {"anneal": None, "draw_per": "batch"},
         "price",
     ),
-    "lambda(noise=configured)": Learned("the same, with noise and temperature as configured", OURS, PRICED, "price"),
+    "lambda(noise=configured)": Learned("the same, with noise and temperature as configured", OURS, WITH_PRICE, "price"),
     "lambda(noise=configured, pipelined=true)": Learned(
-        "the same, with noise and temperature as configured", OURS, PRICED | {"pipelined": True}, "price"
+        "the same, with noise and temperature as configured", OURS, WITH_PRICE | {"pipelined": True}, "price"
     ),
     "dsp": Learned(
         "relaxed top-K of Gumbel-perturbed weights; unlike the paper's, gates are at most 1 and the last temperature is 0.1; "
@@ -250,6 +359,17 @@ class Method:
     def learned(self) -> Learned:
         return LEARNED[self.base]
 
+    @property
+    def has_logits(self) -> bool:
+        return self.is_learned and self.learned.has_logits
+
+    def budget(self, selector: MaskSelector, budget: Budget | None) -> Budget | None:
+        return own_budget(self.base, selector.experiments.pruner.gates, selector.budgets) if self.is_given else budget
+
+    def choose(self, selector: MaskSelector, budget: Budget | None, distil: Mapping[str, Any]) -> Selection:
+        rule: Rule = OwnScored() if self.is_own_score else GivenMask() if self.is_given else RULES[self.base]
+        return rule.choose(self.base, selector, budget, distil)
+
 
 def _split(name: str) -> tuple[str, list[str]]:
     """Return the base and the modifiers; the path of a given mask may have a + in it."""
@@ -355,7 +475,8 @@ OF_FAMILY: dict[GateFamily, str] = {
     "clamped-linear": "linear-l1",
 }
 """The method of each family of gates."""
-BASES = ("dense", *LEARNED, *SCORERS)
+RULES: dict[str, Rule] = {"dense": AllHeads(), **LEARNED, **dict.fromkeys(SCORERS, Scored())}
+BASES = tuple(RULES)
 NAMES = tuple(dict.fromkeys(base.partition("(")[0] for base in BASES))
 
 

@@ -214,7 +214,7 @@ def curve_of_run(
     with progress.stage("quality by budget", len(points)) as shown:
         for at, method in points:
             shown.work_on(f"{method} at {counted(at.total, 'head')}")
-            mask = selector.mask_of(rankings[method], at, minimum_per_layer=0)
+            mask = experiments.pruner.gates.mask_of(rankings[method], at)
             found = experiments.post_hoc(mask, splits=("select",))
             selection = Selection(mask, mask, experiments.dense(), {}, rankings[method])
             yield row_of(experiments, Method(method), POST_HOC, selection, found, budget=int(mask.sum()))

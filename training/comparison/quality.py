@@ -22,8 +22,7 @@ class QualityPoint:
 
     Args:
         heads: The number of gates that are kept.
-        value: The main metric.
-        loss: What is lost against the dense model: points of the metric as it is shown, or percent of a perplexity.
+        loss: The loss against the dense model: points of the metric as it is shown, or percent of a perplexity.
         low, high: The ends of its 95 % interval, by a paired bootstrap over examples.
     """
 
@@ -40,8 +39,6 @@ def fewest_heads(experiments: Experiments, method: Method, max_loss: float) -> t
     The quality has to fall with the number of heads; where it does not, the result is one of several possible ones.
 
     Args:
-        experiments: The experiments of a run.
-        method: The method, such as ``obs+refit``.
         max_loss: The most that the upper end of the interval of the loss may be.
 
     Raises:

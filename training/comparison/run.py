@@ -54,7 +54,7 @@ from training.scoring.refits import RefitError
 from training.setup import make_pruner, open_data, quiet_libraries, start_launched, with_min_prune_steps
 from training.tasks import base_model_name
 
-# The training of a run: one method, one budget and one seed of what a comparison runs, with loggers.
+# The training of a run: one method, one budget and one seed of a comparison, with loggers.
 
 
 @dataclass(frozen=True)
@@ -75,13 +75,9 @@ class Kept:
 
 
 def with_found_budget(experiments: Experiments, run: RunDirectory) -> Experiments:
-    """Return the experiments with the fewest heads that keep the dense model's quality as their budget.
+    """Return the experiments of a run with the budget ``auto``, with the fewest heads that keep the dense model's quality.
 
-    The search is kept in ``budget.json``.
-
-    Args:
-        experiments: The experiments of a run with the budget ``auto``. Their own budget is a placeholder.
-        run: The directory to write into.
+    Their own budget is a placeholder. The search is kept in ``budget.json``.
     """
     options = experiments.setup.model
     method = Method.parse("obs+refit") if options.refits else Method("obs")
@@ -103,21 +99,14 @@ def with_found_budget(experiments: Experiments, run: RunDirectory) -> Experiment
 
 
 def choose_heads(selector: MaskSelector, own: Method, budget: Budget | None, options: PrunerOptions) -> Kept:
-    """Return the heads to keep: those of the run's method or, behind a refit, the best of it and of cheap rivals.
-
-    Args:
-        selector: The selector of masks.
-        own: The run's method.
-        budget: The budget; None for the dense model.
-        options: The options of the run.
-    """
+    """Return the heads to keep: those of the run's method or, behind a refit, the best of it and of cheap rivals."""
     if "refit" not in own.modifiers:
         return Kept(own, own, selector.select(own, budget), {})
     assert budget is not None
     try:
         best, reached = own, dict[str, float]()
         if options.keep == "best":
-            best, reached = selector.best_refitted([own, *map(Method.parse, CHEAP_RIVALS)], budget)
+            best, reached = best_refitted(selector, [own, *map(Method.parse, CHEAP_RIVALS)], budget)
         return Kept(own, best, selector.select(best, budget), reached)
     except RefitError as error:  # such as weights that two projections share
         say(f"the run continues without a refit: {error}")
@@ -125,22 +114,18 @@ def choose_heads(selector: MaskSelector, own: Method, budget: Budget | None, opt
         return Kept(own, own, selector.select(own, budget), {})
 
 
+def best_refitted(selector: MaskSelector, methods: Sequence[Method], budget: Budget) -> tuple[Method, dict[str, float]]:
+    """Return the method with ``+refit`` whose refit is best on the selection split, the first of equals, and all metrics."""
+    refits = {method: selector.select(method, budget).refit for method in methods}
+    reached = {method.name: refit.result["reached"] for method, refit in refits.items() if refit is not None}
+    gain = selector.experiments.pruner.task.gain
+    return max(refits, key=lambda method: gain(reached[method.name])), reached
+
+
 @rank_zero_only
 def say(sentence: str) -> None:
     """Print a sentence, in the first process alone."""
     stdout().print(sentence, soft_wrap=True, highlight=False)
-
-
-def train(experiments: Experiments, kept: Kept) -> Experiment:
-    """Return the experiment whose weights the run ends with.
-
-    Args:
-        experiments: The experiments of the run.
-        kept: The heads that it keeps.
-    """
-    if kept.method.base == "dense":
-        return kept.selection.start
-    return retrained(experiments, kept.selection, keeps_weights=True)
 
 
 def budget_of(experiments: Experiments, own: Method) -> Budget:
@@ -159,10 +144,7 @@ def keep_checkpoints(
     """Write ``dense.ckpt`` and ``final.ckpt``, and return the module in its final state.
 
     Args:
-        run: The directory to write into.
-        experiments: The experiments of the run.
         final: The experiment whose weights the run ends with.
-        kept: The heads that it keeps.
         learned: The experiment that learned the gates; their log_alpha stays in ``final.ckpt``, whichever heads are kept.
     """
     pruner = experiments.with_weights(final, {})
@@ -203,10 +185,6 @@ def export(run: RunDirectory, pruner: HeadPruner, data: TaskData, kept: Method, 
     """Write the pruned model, and check it on a batch of the test split. Heads that cannot be removed are zero in it.
 
     Args:
-        run: The directory to write into.
-        pruner: The module in its final state.
-        data: The data of the run.
-        kept: The method whose heads it keeps.
         metrics: The metrics of the final model, as ``test_accuracy`` and so on.
 
     Returns:
@@ -244,10 +222,7 @@ def export(run: RunDirectory, pruner: HeadPruner, data: TaskData, kept: Method, 
 
 
 def source_of(data: TaskData) -> dict[str, Any]:
-    """Return the facts of a model card on the data: the hub name and subset, or the kind of data, and the types of the metrics.
-
-    Of a local folder only the last part of the path is given.
-    """
+    """Return the facts of a model card on the data, with only the last part of a local path."""
     name, subset = getattr(data.options, "dataset", None), getattr(data.options, "subset", None)
     kind = type(data.options).__name__
     stated = Path(name).name if name and Path(name).exists() else name or kind
@@ -280,16 +255,7 @@ def metrics_on_test(row: Mapping[str, Any]) -> dict[str, float]:
 def describe_run(
     results: Results, own: Method, learned: Mapping[str, Any], kept: Kept, *, dense_seconds: float, wandb_mode: str
 ) -> dict[str, Any]:
-    """Return the entry ``run`` of ``metrics.json``.
-
-    Args:
-        results: The results of its comparison.
-        own: The run's method.
-        learned: The result of the experiment that learned the gates.
-        kept: The heads that the run keeps.
-        dense_seconds: The time that the dense model was trained for.
-        wandb_mode: How the run was logged.
-    """
+    """Return the entry ``run`` of ``metrics.json``; ``learned`` is the result of the experiment that learned the gates."""
     assert results.pruner is not None
     gates, mask = results.pruner.gates, kept.selection.mask
     by_site = gates.to_heads(mask).split([site.heads for site in gates.sites])
@@ -371,73 +337,70 @@ def write_run(
 def fit(line: CommandLine) -> RunDirectory:
     """Do the run of a command line. A finished run that is resumed does not change."""
     quiet_libraries()
-    setup = Setup.of(line.options)
+    setup = line.setup
     own = own_method(setup.model)
-    if setup.model.nothing_trains and setup.end.compare == "full" and setup.end.retrained != []:
-        raise GateError(f"{setup.model.nothing_trains}, so nothing can be trained on; give --compare posthoc or --retrained []")
-    if setup.model.nothing_trains and setup.model.retrain > 0:
-        raise GateError(f"{setup.model.nothing_trains}, but retrain is {setup.model.retrain:g} epochs; set --model.retrain 0")
-    asked = list(plan_of_run(own, None, setup.end))  # raises for names of no method
-    if setup.model.budget == AUTO and (given := [planned.method.name for planned in asked if planned.method.is_given]):
-        raise GateError(f"{given[0]!r} has its own number of heads, but the budget is {AUTO}; give --model.budget a number")
-    if setup.end.from_scratch:
-        setup.check_scratch()
-    kept = line.options.clone()
-    kept.existing = "refuse"  # of this call alone: a run that is started from the file replaces nothing unasked
-    resolved = line.parser.dump(kept, skip_unset=False)
+    plan = list(plan_of_run(own, None, setup.end))  # raises for names of no method
+    check_plan(setup, plan)
+    options = line.options.clone()
+    options.existing = "refuse"  # of this call alone: a run that is started from the file replaces nothing unasked
+    resolved = line.parser.dump(options, skip_unset=False)
     start_launched(setup, resolved)
     with ExitStack() as held:
-        run, first = processes.in_first(lambda: held.enter_context(locked_directory(setup.run)))
-        first = first and processes.is_first()
+        run = processes.in_first(lambda: held.enter_context(locked_directory(setup.run)))
+        run = replace(run, is_written=run.is_written and processes.is_first())
         if run.resumes:
             check_same_options(run, resolved)
             if is_finished(run, resolved):
-                if first:
-                    stdout().print(
-                        f"the run in {str(run.path)!r} is finished; nothing is to be resumed, and its data were not read",
-                        soft_wrap=True,
-                    )
+                say(f"the run in {str(run.path)!r} is finished; nothing is to be resumed, and its data were not read")
                 return run
         setup = replace(setup, wandb=processes.in_first(lambda: reachable(setup.wandb)))  # before there is anything to lose
         again = "" if setup.run.run_dir is not None else f"--run_dir {shlex.quote(str(run.path))} "
-        with advised(lambda: f"go on with {again}--existing resume" if run.holds(resolved) else None):
-            train_and_compare(line, setup, own, asked, run, resolved, first=first)
+        with advised(lambda: f"continue with {again}--existing resume" if run.holds(resolved) else None):
+            train_and_compare(setup, own, plan, run, resolved, command=line.command)
     return run
 
 
+def check_plan(setup: Setup, plan: Sequence[PlanEntry]) -> None:
+    """Raise :class:`GateError` for options of the training that do not go together with those of the comparison."""
+    reason = setup.model.nothing_trains
+    if reason and setup.end.compare == "full" and setup.end.retrained != []:
+        raise GateError(f"{reason}, so nothing can be trained on; give --compare posthoc or --retrained []")
+    if reason and setup.model.retrain > 0:
+        raise GateError(f"{reason}, but retrain is {setup.model.retrain:g} epochs; set --model.retrain 0")
+    if setup.model.budget == AUTO and (given := [entry.method.name for entry in plan if entry.method.is_given]):
+        raise GateError(f"{given[0]!r} has its own number of heads, but the budget is {AUTO}; give --model.budget a number")
+    if setup.end.from_scratch:
+        setup.check_scratch()
+
+
 def train_and_compare(
-    line: CommandLine, setup: Setup, own: Method, asked: Sequence[PlanEntry], run: RunDirectory, resolved: str, *, first: bool
+    setup: Setup, own: Method, plan: Sequence[PlanEntry], run: RunDirectory, resolved: str, *, command: str
 ) -> None:
     """Do all that a run does in its directory.
 
     Args:
-        line: The command line.
-        setup: The options of the run.
-        own: The run's method.
-        asked: What the run is compared with.
-        run: The directory to write into.
+        plan: The plan of its comparison, without a budget.
         resolved: All options, as YAML.
-        first: Whether this is the first of the processes that share the directory.
+        command: The command that starts the run again.
     """
     is_automatic = setup.model.budget == AUTO
-    experiments = open_experiments(setup, asked, run, first=first)
-    prepare(experiments, run, resolved, first=first)
-    if expected := estimate(experiments, asked):
+    experiments = open_experiments(setup, plan, run)
+    prepare(experiments, run, resolved)
+    points = 0 if setup.end.compare == "none" else len(setup.end.curve) * len(plan)
+    if expected := estimate(experiments, plan, points=points):
         say(expected)
     wandb_logger = make_logger(setup.wandb, run.path, yaml.safe_load(resolved))
-    loggers = [CSVLogger(run.path, name="", version=""), *([wandb_logger] if wandb_logger else [])]
-    if is_automatic:
-        with experiments.logged_to(loggers):
+    with experiments.logged_to([CSVLogger(run.path, name="", version=""), *([wandb_logger] if wandb_logger else [])]):
+        if is_automatic:
             experiments = with_found_budget(experiments, run)
-    with experiments.logged_to(loggers):
         setup, data, gates = experiments.setup, experiments.data, experiments.pruner.gates
         budget = budget_of(experiments, own)
         swaps = SwapSearch(passes=setup.model.swaps) if setup.model.swaps else SwapSearch()
-        options = [budget.option(gates.kind_sizes())]
-        selector = MaskSelector(experiments, options, swaps=swaps, as_configured=own.base)
+        selector = MaskSelector(experiments, [budget.option(gates.kind_sizes())], swaps=swaps, as_configured=own.base)
         learned = selector.select(Method(own.base), budget if own.is_learned else None).start
         kept = choose_heads(selector, own, budget if own.is_learned else None, setup.model)
-        own, final = kept.own, train(experiments, kept)
+        own, chosen = kept.own, kept.selection
+        final = chosen.start if kept.method.base == "dense" else retrained(experiments, chosen, keeps_weights=True)
     pruner = keep_checkpoints(run, experiments, final, kept, learned)
     metrics = final if own.base != "dense" else experiments.post_hoc(kept.selection.values)
     cost = processes.in_first(lambda: export(run, pruner, data, kept.method, metrics.result))
@@ -445,10 +408,10 @@ def train_and_compare(
 
     plan, results = list(plan_of_run(own, budget, setup.end, kept.method)), Results(pruner=pruner, data=data, budgets=[budget])
     compares = setup.end.compare != "none"
-    with progress.stage("comparison", sum(len(planned.stages) for planned in plan)) as shown:
+    with progress.stage("comparison", sum(len(entry.stages) for entry in plan)) as shown:
         results.rows += run_seed(experiments, selector, plan, results, shown)
     curve = [row.as_columns() for row in curve_of_run(experiments, selector, own, setup.end.curve if compares else [], results)]
-    methods = [planned.method for planned in plan]
+    methods = [entry.method for entry in plan]
     if own.is_learned or compares:
         results.scores.append(score_columns(experiments, selector, results.rankings))
     seconds = experiments.dense().result["seconds"]
@@ -464,7 +427,7 @@ def train_and_compare(
     write_run(run, results, own, kept.method, curve, described)
     save_translations(run, results)
     name, seeds, more = setup.run.name, [setup.run.seed], {"run": described}
-    write_tables(run, results, name=name, methods=methods, seeds=seeds, command=line.command, more=more)
+    write_tables(run, results, name=name, methods=methods, seeds=seeds, command=command, more=more)
     show_run(stdout(), run, results, described)
     mark_finished(run)
     if wandb_logger is not None:
@@ -472,17 +435,9 @@ def train_and_compare(
             send_run(wandb_logger, run, results, described)
 
 
-def open_experiments(setup: Setup, asked: Sequence[PlanEntry], run: RunDirectory, *, first: bool) -> Experiments:
-    """Read the data, build the model and check the options against both.
-
-    Args:
-        setup: The options of the run.
-        asked: What the run is compared with.
-        run: The directory of the run.
-        first: Whether this is the first of the processes that share the directory.
-    """
-    checkpoint = checkpoint_of(setup.run, run, first)
-    data = open_data(setup, checkpoint)
+def open_experiments(setup: Setup, plan: Sequence[PlanEntry], run: RunDirectory) -> Experiments:
+    """Read the data, build the model and check the options against both."""
+    data = open_data(setup, checkpoint_of(setup.run, run))
     setup = with_min_prune_steps(timed(setup, run, data), data)
     if setup.model.budget == AUTO:
         setup = setup.with_budget(0.25)  # until the dense model is trained
@@ -492,27 +447,20 @@ def open_experiments(setup: Setup, asked: Sequence[PlanEntry], run: RunDirectory
     given = pruner.steering.budget
     if given is not None:  # 0.25 and 18 of 72 heads are the same budget
         setup = setup.with_budget(given.option(pruner.gates.kind_sizes()))
-    check_given_masks([planned.method for planned in asked], pruner.gates, [given or Budget(1, {})])
+    check_given_masks([entry.method for entry in plan], pruner.gates, [given or Budget(1, {})])
     if setup.run.ckpt_path is not None:
         check_checkpoint(setup.run.ckpt_path, pruner)
     return Experiments(setup, data, cache=ExperimentCache(run.path / "experiments"), pruner=pruner)
 
 
-def prepare(experiments: Experiments, run: RunDirectory, resolved: str, *, first: bool) -> None:
-    """Check the directory of a resumed run, or create a new one.
-
-    Args:
-        experiments: The experiments of the run.
-        run: The directory.
-        resolved: All options, as YAML.
-        first: Whether this is the first of the processes that share the directory.
-    """
+def prepare(experiments: Experiments, run: RunDirectory, resolved: str) -> None:
+    """Check the directory of a resumed run, or create a new one with the resolved options."""
     setup, trainer = experiments.setup, experiments.trainer()  # raises for its settings before anything is written
     began = run_inputs(setup, experiments.dense_key)
     if run.resumes:
         check_same_inputs(run, began)
     processes.wait_for_all()  # the others may still read what lies there
-    if first:
+    if run.is_written:
         unmark_finished(run)
         run.create(resolved)
         keep_table([setup.model.budget], run)

@@ -6,21 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from gates.gating.budget import Budget, budget_mask
-from gates.gating.schedule import closing_ranking
+from gates.gating.budget import Budget
 from gates.search.sampled_masks import spread_ranks
-from training.comparison.cache import Experiment, ScoreFiles
+from training.comparison.cache import Experiment
 from training.comparison.experiments import Experiments
-from training.comparison.methods import LEARNED, Learned, Method, given_mask, own_budget
-from training.config import BudgetOption, DrawSearch, PriceOption, RefitSearch, RestartSearch, SwapSearch
+from training.config import BudgetOption, DrawSearch, PriceOption, RefitOptions, RestartSearch, SwapSearch
 from training.runs.cost import NO_COST, Cost, measured
-from training.scoring.passes import rescale
-from training.scoring.scorers import SCORERS, Scores, own_score, run_own_score
+from training.scoring.passes import PASSES, rescale
+from training.scoring.scorers import SCORERS, Scores, Work
+from training.scoring.subject import ScoringContext
 
 # The heads that a method keeps, and the cost of the choice.
 
@@ -30,12 +29,10 @@ class Selection:
     """Hold the heads that a method keeps.
 
     Args:
-        mask: The mask of 0 and 1, ``[gates]``.
         values: The gate values ``[gates]``: the mask, or rescaled.
         start: The experiment whose weights retraining starts from: the dense one or a learned one.
         changes: The changes of the options of the module.
         ranking: The scores behind the mask ``[gates]``, higher kept first. None for a search without a ranking.
-        cost: The cost of the choice.
         alpha: The weight of HIS, for a method that has it.
         refit: The experiment with weights refitted to the mask. None if the weights do not change.
         closed_by_gates: The result of :func:`closed_by_gates`, before any search changed the mask of the gates.
@@ -72,10 +69,6 @@ def closed_by_gates(learned: Mapping[str, Any], mask: Tensor) -> float | None:
     """Return the share of the closed heads that training closed; their rank closed the rest.
 
     The result is None if the gates were not trained for the budget of this mask.
-
-    Args:
-        learned: The result of an experiment that trained gates.
-        mask: The mask of 0 and 1, ``[gates]``.
     """
     if not learned.get("price") or not learned["closed"] or learned["mask"] != mask.tolist():
         return None
@@ -87,7 +80,6 @@ class PriceRun:
     """Hold the gates that a price leaves open.
 
     Args:
-        method: The method that trained with the price.
         price: The price of an open head, or of one of each kind.
         mask: The mask of 0 and 1, ``[gates]``, without regard to a budget.
     """
@@ -100,21 +92,38 @@ class PriceRun:
 APART: dict[str, Any] = {"init_spread": 1.0, "init_score": "obs"}
 STARTS: tuple[dict[str, Any], ...] = ({"init_spread": 0.0}, APART)
 """The initial gates of the restarts, in turn."""
-ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
-
 
 KNOWN_MASK = {"pipelined": False}
 """The options of retraining with a known mask: the weights need not be frozen first."""
+
+
+class Chooser(Protocol):
+    """A method, as :class:`training.comparison.methods.Method`: its base chooses heads, and its modifiers change the choice."""
+
+    @property
+    def modifiers(self) -> frozenset[str]: ...
+
+    @property
+    def has_logits(self) -> bool:
+        """Whether its ranking are log-weights, whose differences are meaningful."""
+
+    def budget(self, selector: MaskSelector, budget: Budget | None) -> Budget | None:
+        """Return the budget of its mask: the given one, unless the method has its own."""
+
+    def choose(self, selector: MaskSelector, budget: Budget | None, distil: Mapping[str, Any]) -> Selection:
+        """Return the heads that its base keeps within a budget.
+
+        Args:
+            distil: The options of the module for distillation; empty without ``+distil``.
+        """
 
 
 class MaskSelector:
     """Choose the heads that stay. Each choice is made once.
 
     Args:
-        experiments: The experiments of the seed.
         budgets: All budgets of the comparison, as options of the module.
         restarts, draws, swaps: The options of the searches for better masks.
-        refits: The options of refits.
         distil: The options of the module for ``+distil``.
         prices: The prices from which methods with a price choose. Default: the price of the setup.
         as_configured: The learned method that takes the options of the setup, as in a run. Any other learned method takes the
@@ -129,153 +138,50 @@ class MaskSelector:
         swaps: SwapSearch | None = None,
         draws: DrawSearch | None = None,
         restarts: RestartSearch | None = None,
-        refits: RefitSearch | None = None,
+        refits: RefitOptions | None = None,
         distil: Mapping[str, float] | None = None,
         prices: Sequence[PriceOption] = (),
         as_configured: str | None = None,
     ) -> None:
         self.experiments, self.swaps, self.draws = experiments, swaps or SwapSearch(), draws or DrawSearch()
-        self.restarts, self.refits = restarts or RestartSearch(), refits or RefitSearch()
+        self.restarts, self.refits = restarts or RestartSearch(), refits or RefitOptions()
         self.distil, self.prices, self.as_configured = dict(distil or {}), list(prices), as_configured
-        self.priced: dict[str, PriceRun] = {}
-        gates = experiments.pruner.gates
-        self.sizes = gates.kind_sizes()
+        self.price_runs: dict[str, PriceRun] = {}
+        self.sizes = experiments.pruner.gates.kind_sizes()
         self.budgets = [Budget.parse(budget, self.sizes) for budget in budgets]
         self.smallest = min(self.budgets, key=lambda budget: budget.total)
-        self.kinds, self.layers = gates.kind_index().cpu(), gates.layer_index().cpu()
         self.minimum = experiments.options.minimum_per_layer
 
-    def select(self, method: Method, budget: Budget | None, *, post_hoc: bool = False) -> Selection:
+    def select(self, method: Chooser, budget: Budget | None, *, post_hoc: bool = False) -> Selection:
         """Return the heads that a method keeps within a budget.
 
         Args:
-            method: The method.
             budget: The budget; None for the dense model and a given mask, which has its own.
             post_hoc: Whether the mask is for the dense model, without training. A search for a better mask then runs on the
                 dense weights, and otherwise on those that retraining starts from.
         """
-        distil = self.distil if "distil" in method.modifiers else {}
-        changes = distil if method.is_learned else {**KNOWN_MASK, **distil}
-        if method.base == "dense":
-            ones = torch.ones(self.experiments.pruner.gates.size)
-            return Selection(ones, ones, self.experiments.dense(), changes, None)
-        if method.is_given:
-            budget = own_budget(method.base, self.experiments.pruner.gates, self.budgets)
-            mask = given_mask(method.base, self.experiments.pruner.gates)
-            selection = Selection(mask, mask, self.experiments.dense(), changes, None)
-        else:
-            assert budget is not None
-            decide = self._learned if method.is_learned else self._own_score if method.is_own_score else self._scored
-            selection = decide(method.base, budget, changes)
-        refit = "refit" in method.modifiers
-        if "restarts" in method.modifiers:
+        modifiers, budget = method.modifiers, method.budget(self, budget)
+        selection = method.choose(self, budget, self.distil if "distil" in modifiers else {})
+        refit = "refit" in modifiers
+        if budget is None:  # of the dense model, whose mask nothing changes
+            return selection
+        if "restarts" in modifiers:
             selection = self._restarted(selection, budget, refit=refit)
-        if "draws" in method.modifiers:
-            has_logits = method.is_learned and method.learned.has_logits
-            selection = self._drawn(selection, budget, has_logits=has_logits, post_hoc=post_hoc)
-        if "swap" in method.modifiers:
+        if "draws" in modifiers:
+            selection = self._drawn(selection, budget, has_logits=method.has_logits, post_hoc=post_hoc)
+        if "swap" in modifiers:
             selection = self._swapped(selection, budget, refit=refit, post_hoc=post_hoc)
-        if "rescale" in method.modifiers:
+        if "rescale" in modifiers:
             selection = self._rescaled(selection)
         if refit:
             selection = self._refitted(selection, post_hoc=post_hoc)
         return selection
 
-    def best_refitted(self, methods: Sequence[Method], budget: Budget) -> tuple[Method, dict[str, float]]:
-        """Return the method whose refit is best on the selection split, the first of equals, and the metric of each.
+    def mask_of(self, ranking: Tensor, budget: Budget) -> Tensor:
+        """Return the 0/1 mask ``[gates]`` of the highest scores of a ranking within a budget."""
+        return self.experiments.pruner.gates.mask_of(ranking, budget, minimum_per_layer=self.minimum)
 
-        Args:
-            methods: Methods with ``+refit``.
-            budget: The budget.
-        """
-        refits = {method: self.select(method, budget).refit for method in methods}
-        reached = {method.name: refit.result["reached"] for method, refit in refits.items() if refit is not None}
-        return max(refits, key=lambda method: self.experiments.pruner.task.gain(reached[method.name])), reached
-
-    def mask_of(self, ranking: Tensor, budget: Budget, minimum_per_layer: int | None = None) -> Tensor:
-        """Return the 0/1 mask ``[gates]`` of the highest scores of a ranking within a budget.
-
-        Args:
-            ranking: The scores ``[gates]``, higher kept first.
-            budget: The budget.
-            minimum_per_layer: The gates that every layer keeps; the options' by default.
-        """
-        return budget_mask(
-            ranking,
-            budget,
-            kind_index=self.kinds,
-            layer_index=self.layers,
-            minimum_per_layer=self.minimum if minimum_per_layer is None else minimum_per_layer,
-        )
-
-    def known_scores(self) -> dict[str, Tensor]:
-        """Every raw score that was needed so far, by name."""
-        return dict(self._score_files())
-
-    # -- learned methods ---------------------------------------------------------------------------------------
-
-    def _learned(self, base: str, budget: Budget, distil: Mapping[str, Any]) -> Selection:
-        learned: Learned = LEARNED[base]
-        own = {} if base == self.as_configured else learned.options
-        if learned.decides == "price":
-            return self._priced(base, {**own, **distil}, budget)
-        trained_for = budget if learned.decides == "each" else self.smallest
-        changes = {**own, **distil, "budget": trained_for.option(self.sizes)}
-        experiment = self.experiments.learn(changes)
-        ranking = torch.tensor(experiment.result["log_alpha"])
-        mask = self.mask_of(ranking, budget)
-        closed = closed_by_gates(experiment.result, mask)
-        return Selection(mask, mask, experiment, changes, ranking, Cost.of(experiment.result), closed_by_gates=closed)
-
-    def _priced(self, base: str, changes: Mapping[str, Any], budget: Budget) -> Selection:
-        """Return the mask that a price leaves if it meets the budget, and otherwise rank heads by when they closed.
-
-        Every price is trained with. The best mask is taken, and all trainings are paid for.
-        """
-        configured = self.experiments.options.price
-        assert configured is not None  # the options have put a default in its place
-        prices = self.prices or [configured]
-        if pruned := budget.pruned(self.sizes):  # other kinds of heads stay whole, so nothing trains while they close
-            prices = [price if isinstance(price, Mapping) else dict.fromkeys(pruned, price) for price in prices]
-        tried = [{**changes, "price": price} for price in prices]
-        trained = [self.experiments.learn(one) for one in tried]
-        name = f"{base}+distil" if changes.keys() & self.distil.keys() else base
-        rankings, masks = [], []
-        for price, experiment in zip(prices, trained, strict=True):
-            own = torch.tensor(experiment.result["mask"])
-            self.priced[experiment.key] = PriceRun(name, price, own)
-            closed, log_alpha = (torch.tensor(experiment.result[part]) for part in ("closing_step", "log_alpha"))
-            rankings.append(closing_ranking(closed, log_alpha))
-            mask = self.mask_of(rankings[-1], budget)
-            # A time is met by fewer heads too, which are no better.
-            masks.append(own if budget.time is None and budget.is_met(own, self.kinds) else mask)
-        best, cost = self._best(masks)
-        selection = Selection(masks[best], masks[best], trained[best], tried[best], rankings[best], cost)
-        for experiment in trained:
-            selection = selection.paid(experiment)
-        return selection
-
-    # -- scored methods ----------------------------------------------------------------------------------------
-
-    def _scored(self, base: str, budget: Budget, changes: Mapping[str, Any]) -> Selection:
-        alpha, cost = None, NO_COST
-        if SCORERS[base].is_weighted:
-            masks = [torch.tensor(self._score(base, budget, tried).result["mask"]) for tried in ALPHAS]
-            best, cost = self._best(masks)
-            alpha = ALPHAS[best]
-        scored = self._score(base, budget, alpha)
-        mask, ranking = torch.tensor(scored.result["mask"]), scored.result["ranking"]
-        return Selection(
-            mask,
-            mask,
-            self.experiments.dense(),
-            changes,
-            None if ranking is None else torch.tensor(ranking, dtype=torch.float64),
-            cost=Cost.of(scored.result).then(cost),
-            alpha=alpha,
-        )
-
-    def _score(self, base: str, budget: Budget, alpha: float | None) -> Experiment:
+    def score(self, base: str, budget: Budget, alpha: float | None) -> Experiment:
         """Return the experiment with the mask of a scored method."""
         seed = self.experiments.seed
         determined_by = {
@@ -285,7 +191,7 @@ class MaskSelector:
         }  # fmt: skip
 
         def make(folder: Path) -> dict[str, Any]:
-            scores = Scores(self.experiments.subject(self.experiments.dense(), {}), self._score_files())
+            scores = Scores(self.experiments.subject(self.experiments.dense(), {}), self._kept_pass)
             passes = scores.cost_of(base)
             with measured(scores.subject.device, scores.subject.gates, passes) as cost:
                 how: dict[str, Any] = {"seed": seed} if alpha is None else {"seed": seed, "alpha": alpha}
@@ -295,26 +201,19 @@ class MaskSelector:
 
         return self.experiments.do(f"scoring by {base}", determined_by, make)
 
-    def _own_score(self, base: str, budget: Budget, changes: Mapping[str, Any]) -> Selection:
-        """Return the heads with the highest scores of a user's function."""
-        own, dense, seed = own_score(base), self.experiments.dense(), self.experiments.seed
-        determined_by = {"experiment": "own score", "dense": dense.key, "method": base, "code": own.code, "seed": seed}
+    def known_scores(self) -> dict[str, Any]:
+        """Return every raw score that was needed so far, by name."""
+        passes = [self.experiments.cache.get(self._pass_key(name)) for name in PASSES]
+        found = {raw: values for one in passes if one is not None for raw, values in one.result["scores"].items()}
+        return {raw: found[raw] for raw in sorted(found, key=lambda raw: f"{raw}.")}  # his-batch before his
 
-        def make(folder: Path) -> dict[str, Any]:
-            subject = self.experiments.subject(dense, {})
-            with measured(subject.device, subject.gates) as cost:
-                scores = run_own_score(own, subject, seed=seed)
-            return cost.as_row() | {"scores": scores.tolist()}
+    def _kept_pass(self, name: str, work: Work) -> dict[str, Any]:
+        return self.experiments.do(f"scoring heads: {name}", self._pass_key(name), lambda folder: work()).result
 
-        scored = self.experiments.do(f"scoring by {base}", determined_by, make)
-        ranking = torch.tensor(scored.result["scores"], dtype=torch.float64)
-        mask = self.mask_of(ranking, budget)
-        return Selection(mask, mask, dense, changes, ranking, Cost.of(scored.result))
+    def _pass_key(self, name: str) -> dict[str, Any]:
+        return {"experiment": "pass", "dense": self.experiments.dense().key, "pass": name}
 
-    def _score_files(self) -> ScoreFiles:
-        return ScoreFiles(self.experiments.cache.path / f"scores-{self.experiments.dense().key}")
-
-    def _best(self, masks: Sequence[Tensor]) -> tuple[int, Cost]:
+    def best(self, masks: Sequence[Tensor]) -> tuple[int, Cost]:
         """Return the index of the best mask post hoc on the selection split, the first of equals, and the cost.
 
         A single mask is not evaluated.
@@ -337,7 +236,7 @@ class MaskSelector:
         learned = [self.experiments.learn(changes, restart=time) for time, changes in enumerate(starts)]
         masks = [self.mask_of(torch.tensor(experiment.result["log_alpha"]), budget) for experiment in learned]
         if len(learned) > 1:
-            learned.append(self._score(APART["init_score"], budget, None))
+            learned.append(self.score(APART["init_score"], budget, None))
             masks.append(torch.tensor(learned[-1].result["mask"]))
         selection = replace(selection, cost=NO_COST)
         for experiment in learned:
@@ -352,16 +251,13 @@ class MaskSelector:
 
     def _rescaled(self, selection: Selection) -> Selection:
         """Return the selection with gate values of least squares in place of ones, on the dense model."""
-        dense = self.experiments.dense()
-        determined_by = {"experiment": "rescale", "dense": dense.key, "mask": selection.mask.tolist()}
+        key = self.experiments.dense().key
+        determined_by = {"experiment": "rescale", "dense": key, "mask": selection.mask.tolist()}
 
-        def make(folder: Path) -> dict[str, Any]:
-            subject = self.experiments.subject(dense, {})
-            with measured(subject.device, subject.gates) as cost:
-                values = rescale(subject, selection.mask)
-            return cost.as_row() | {"values": values.tolist()}
+        def work(subject: ScoringContext) -> dict[str, Any]:
+            return {"values": rescale(subject, selection.mask).tolist()}
 
-        rescaled = self.experiments.do("rescaling", determined_by, make)
+        rescaled = self.experiments.measure("rescaling", determined_by, work)
         return replace(selection.paid(rescaled), values=torch.tensor(rescaled.result["values"]))
 
     def _drawn(self, selection: Selection, budget: Budget, *, has_logits: bool, post_hoc: bool) -> Selection:
@@ -382,28 +278,26 @@ class MaskSelector:
         return replace(swapped, mask=masks[best], values=masks[best])
 
     def _refitted(self, selection: Selection, *, post_hoc: bool) -> Selection:
-        start, changes = self._refitted_from(selection, post_hoc)
-        refit = self.experiments.refit(selection.mask, self.refits, start=start, changes=changes)
+        refit = self._refit(selection, selection.mask, post_hoc)
         return replace(selection.refit_paid(selection.mask, refit), refit=refit)
 
     def _best_refit(self, selection: Selection, masks: Sequence[Tensor], *, post_hoc: bool) -> tuple[int, Selection]:
         """Return the index of the mask with the best refit, the first of equals, and the selection with the cost of all."""
-        start, changes = self._refitted_from(selection, post_hoc)
         gains = list[float]()
         for mask in masks:
-            refit = self.experiments.refit(mask, self.refits, start=start, changes=changes)
+            refit = self._refit(selection, mask, post_hoc)
             gains.append(self.experiments.pruner.task.gain(refit.result["reached"]))
             selection = selection.refit_paid(mask, refit)
         return gains.index(max(gains)), selection
 
-    def _refitted_from(self, selection: Selection, post_hoc: bool) -> tuple[Experiment, Mapping[str, Any]]:
-        """Return the experiment whose weights are refitted, and their changes of options."""
-        return (self.experiments.dense(), {}) if post_hoc else (selection.start, selection.changes)
+    def _refit(self, selection: Selection, mask: Tensor, post_hoc: bool) -> Experiment:
+        start, changes = (self.experiments.dense(), {}) if post_hoc else (selection.start, selection.changes)
+        return self.experiments.refit(mask, self.refits, start=start, changes=changes)
 
     def _weights(self, selection: Selection, post_hoc: bool) -> tuple[Experiment, Mapping[str, Any]]:
         """Return the experiment whose weights a search uses, and their changes of options.
 
         Weights that were frozen are those of the dense experiment, so nothing is searched twice.
         """
-        on_dense = post_hoc or self.experiments.rests(selection.changes)
+        on_dense = post_hoc or self.experiments.freezes_weights(selection.changes)
         return (self.experiments.dense(), {}) if on_dense else (selection.start, selection.changes)

@@ -31,7 +31,6 @@ from training.data.synthetic import SyntheticData
 from training.data.translation import TranslationData
 from training.pruner.module import HeadPruner
 from training.runs import progress
-from training.runs.cost import measured
 from training.runs.directory import METRICS, RunDirectory
 from training.runs.stored import AGAIN, read_arrays, write_checksums
 from training.runs.tracking import code_version, machine, versions
@@ -131,7 +130,7 @@ def score_columns(experiments: Experiments, selector: MaskSelector, rankings: Ma
         "layer": [site.layer for site, size in zip(gates.sites, gates.sizes, strict=True) for _ in range(size)],
         "head": [head for size in gates.sizes for head in range(size)],
     }
-    columns |= {name: scores.numpy() for name, scores in selector.known_scores().items() if scores.shape == (gates.size,)}
+    columns |= {name: values for name, values in selector.known_scores().items() if np.shape(values) == (gates.size,)}
     for (budget, method, seed), ranking in rankings.items():
         if (budget, seed) == (smallest, experiments.seed):
             columns[f"ranking:{method}"] = ranking.numpy()
@@ -142,7 +141,7 @@ def price_rows(experiments: Experiments, selector: MaskSelector) -> pd.DataFrame
     """Return one row per price that a seed trained with: the gates that it leaves open, in all and in each site."""
     gates = experiments.pruner.gates
     rows = []
-    for one in selector.priced.values():
+    for one in selector.price_runs.values():
         left = [int(part.sum()) for part in one.mask.split(gates.sizes)]
         by_site = dict(zip(site_labels(gates.sites), left, strict=True))
         price = " ".join(f"{kind} {value:g}" for kind, value in one.price.items()) if isinstance(one.price, dict) else one.price
@@ -397,16 +396,9 @@ def shares_of(effects_of_facts: Mapping[str, Tensor]) -> Tensor:
 
 def facts_of(experiments: Experiments, data: SyntheticData) -> dict[str, list[float]]:
     """Return the interchange effects of every gate of the dense model, by learned fact. There may be none."""
-    dense = experiments.dense()
-    determined_by = {"experiment": "interchange", "dense": dense.key, "rows": ROWS, "learned": LEARNED}
-
-    def make(folder: Path) -> dict[str, Any]:
-        subject = experiments.subject(dense, {})
-        with measured(subject.device, subject.gates) as cost:
-            found = effects_on(subject, data)
-        return cost.as_row() | {"effects": found}
-
-    return dict(experiments.do("exchanging heads", determined_by, make).result["effects"])
+    determined_by = {"experiment": "interchange", "dense": experiments.dense().key, "rows": ROWS, "learned": LEARNED}
+    found = experiments.measure("exchanging heads", determined_by, lambda subject: {"effects": effects_on(subject, data)})
+    return dict(found.result["effects"])
 
 
 def effects_on(subject: ScoringContext, data: SyntheticData) -> dict[str, list[float]]:
@@ -497,11 +489,6 @@ def write_significance(
         rows += [{"search": search, "baseline": first, **row} for row in tested]
     if rows:
         run.write_table(f"{FOLDER}/significance.csv", pd.DataFrame(rows))
-
-
-def read_texts(path: Path) -> list[str]:
-    """Return the lines of a file of :func:`save_translations`. Some may be empty."""
-    return path.read_text(encoding="utf-8").split("\n")[:-1]
 
 
 # Masks against a known truth, where a model states the heads that it needs: the rows of ``truth.csv``.

@@ -119,11 +119,7 @@ def warnings(results: Results, described: Mapping[str, Any], main: str, majority
 
 
 def gates_sentence(learned: Mapping[str, Any], unit_of_price: str = "an open one") -> str:
-    """Return how many gates training closed and the final price of a gate; empty if nothing was trained.
-
-    Args:
-        unit_of_price: The thing that has the price.
-    """
+    """Return how many gates training closed and the final price of a gate; empty if nothing was trained."""
     if not learned or not learned["price"]:  # a price that was given, and the exact top K, leave no gate to a budget
         return ""
     text = f"of {counted(learned['closed'], 'closed gate')}, {learned['closed_by_gates']} had closed by themselves"

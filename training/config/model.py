@@ -401,7 +401,7 @@ class RestartSearch:
 
 
 @dataclass(frozen=True)
-class RefitSearch:
+class RefitOptions:
     """The refit of weights to a mask.
 
     Args:

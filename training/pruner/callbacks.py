@@ -29,12 +29,7 @@ def _ends_step(trainer: pl.Trainer, batch: int) -> bool:
 
 
 class EndOfPhase(pl.Callback):
-    """Save a checkpoint at the end of a phase and stop there.
-
-    Args:
-        path: The path of the checkpoint.
-        phase: ``finetune`` or ``prune``.
-    """
+    """Save a checkpoint at the end of a phase and stop there."""
 
     def __init__(self, path: Path, phase: Phase) -> None:
         self.path, self.phase = path, phase
@@ -172,7 +167,6 @@ class LastGoodCheckpoint(pl.Callback):
     step ends with a validation, the checkpoint is saved after it. There is none for the last step: its end is saved by itself.
 
     Args:
-        path: The path of the checkpoint.
         every: The number of optimiser steps between checkpoints.
     """
 
@@ -280,7 +274,6 @@ class StopEarly(EarlyStopping):
     weights that were best there.
 
     Args:
-        task: The task, whose main metric is compared.
         patience: The number of validations without improvement.
     """
 

@@ -77,7 +77,6 @@ def read_checkpoint(path: str | os.PathLike[str], *, mend: str = MEND) -> dict[s
     """Return the content of a training checkpoint, tensors on the CPU; a pickle that holds more than data is not read.
 
     Args:
-        path: The checkpoint.
         mend: The advice for a damaged one.
 
     Raises:
@@ -93,7 +92,6 @@ def read_archive(path: str | os.PathLike[str], *, mapped: bool = True, mend: str
     """Return the content that :func:`write_checkpoint` or ``torch.save`` has written, tensors on the CPU.
 
     Args:
-        path: The checkpoint.
         mapped: Whether tensors are read when they are first used, for callers that use few of them.
         mend: The advice for a damaged one.
 
@@ -119,9 +117,6 @@ def check_identity(content: Mapping[str, Any], path: str | os.PathLike[str], ide
     """Check that a checkpoint is of the run or experiment where it lies.
 
     Args:
-        content: The content of the checkpoint.
-        path: The checkpoint.
-        identity: The identity of the run or experiment.
         of: The name of the run or experiment in an error.
 
     Raises:

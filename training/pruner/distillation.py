@@ -76,7 +76,6 @@ def recorded_outputs(model: nn.Module, *, hidden_states: bool) -> Iterator[list[
     """Collect the outputs of a model's calls inside the block in a list.
 
     Args:
-        model: A model of Transformers.
         hidden_states: Whether the outputs have the states of all its layers too.
     """
     outputs: list[Any] = []
@@ -103,7 +102,6 @@ def layer_states(output: Any, only_stack: str) -> dict[str, Sequence[Tensor]]:
     The states before the first layer, which depend on no head, are left out.
 
     Args:
-        output: The output of a model of Transformers.
         only_stack: The name of a stack that is the model's only one.
 
     Raises:
@@ -124,7 +122,6 @@ class Teacher:
     It is no :class:`torch.nn.Module`, so that it is not among the parameters and the state of the module that holds it.
 
     Args:
-        backbone: The model to copy.
         gates: The gates on the backbone; they are detached while it is copied, since copies of modules keep their hooks.
     """
 
@@ -162,11 +159,9 @@ def distillation_terms(
     two scalars.
 
     Args:
-        teacher: The dense model.
         task: A task with ``losses`` and ``valid_queries``, like :class:`training.tasks.Classification`.
         batch: The batch, with ``labels``; those of -100 are no prediction.
         logits, output: The output of the student for it.
-        temperature: The temperature of the logits.
         hidden_states: Whether to compare hidden states; otherwise their distance is 0.
     """
     taught, shown = teacher(task, batch, hidden_states=hidden_states)

@@ -217,8 +217,6 @@ def set_backbone_frozen_(backbone: PreTrainedModel, is_frozen: bool, frozen: Ite
     means ``requires_grad=False``, which saves a third of the step. DDP needs a gradient for every registered parameter.
 
     Args:
-        backbone: The model.
-        is_frozen: Whether it is frozen from now on.
         frozen: The parameters that never have gradients.
         alone: Whether this is the only process.
     """
@@ -248,7 +246,6 @@ class HeadPruner(pl.LightningModule):
     fixed at the budget and the weights recover.
 
     Args:
-        options: The options of the run.
         seed: The seed of the gates' noise and of dropout, which are functions of (seed, step).
 
     Attributes:

@@ -69,7 +69,6 @@ class Schedule:
         """Return the progress of pruning, 0 before the prune phase and 1 after it.
 
         Args:
-            step: The step of the optimiser.
             on_ramp: Whether it ends with the ramp, or else with the phase.
         """
         phase = self.phase(step)

@@ -55,7 +55,6 @@ class GateController:
     """Steers the gates of a run. It changes ``log_alpha`` in place.
 
     Args:
-        options: The options of the run.
         gates: The gates of its model, as their family starts them.
         kinds: The kinds of attention that are pruned; None for all.
 
@@ -169,9 +168,6 @@ class GateController:
         """Return the price of an expected open gate in units of the loss: a given price, or the one of the last step.
 
         Under a budget in time, it is the price of an expected millisecond.
-
-        Args:
-            ramp: The progress of the schedule or the price, 0 to 1; 0 outside the prune phase.
         """
         sizes = self.gates.kind_sizes()
         present = [kind for kind in KINDS if kind in sizes]

@@ -136,10 +136,16 @@ def _joined_logs(paths: Iterable[Path]) -> pd.DataFrame | None:
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The paths of one run, which resumes the run there or is a new one."""
+    """The paths of one run.
+
+    Args:
+        resumes: Whether it continues the run there.
+        is_written: Whether this is the process that writes into it.
+    """
 
     path: Path
     resumes: bool = False
+    is_written: bool = True
 
     @classmethod
     def claim(cls, path: str | None, name: str, existing: Existing) -> RunDirectory:
@@ -147,7 +153,6 @@ class RunDirectory:
 
         Args:
             path: The directory, or None for ``runs/NAME``, with a number if that is taken.
-            existing: What to do if the directory holds a run.
         """
         chosen = Path("runs") / name if path is None else Path(path)
         if path is None and existing == "refuse":
@@ -272,13 +277,13 @@ def _refuse_taken(folder: Path, existing: Existing, *, holds_run: bool) -> None:
 
 
 @contextmanager
-def locked_directory(options: RunOptions) -> Iterator[tuple[RunDirectory, bool]]:
-    """Yield the locked run directory, and whether this is the first of the processes that share it."""
+def locked_directory(options: RunOptions) -> Iterator[RunDirectory]:
+    """Yield the run directory, locked by the first of the processes that share it."""
     if not is_first_process(os.environ):
         path = os.environ.get(RUN_DIR_OF_FIRST) or options.run_dir
         if path is None:
             raise GateError("started by torchrun or a cluster, all processes need the same --run_dir; give one")
-        yield RunDirectory(Path(path), resumes=options.existing == "resume"), False
+        yield RunDirectory(Path(path), resumes=options.existing == "resume", is_written=False)
         return
     name = options.name
     if "WANDB_SWEEP_ID" in os.environ and "WANDB_RUN_ID" in os.environ:  # agents start together
@@ -297,7 +302,7 @@ def locked_directory(options: RunOptions) -> Iterator[tuple[RunDirectory, bool]]
                 if not numbered:
                     raise  # otherwise another process was faster, and the next number is free
         os.environ[RUN_DIR_OF_FIRST] = str(run.path)
-        yield run, True
+        yield run
 
 
 @contextmanager

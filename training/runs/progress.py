@@ -209,11 +209,7 @@ def begin(name: str, total: float | None = None, done: float = 0) -> Stage:
 
 @contextmanager
 def stage(name: str, total: float | None = None) -> Iterator[Stage]:
-    """Show a stage during a ``with`` block, or a function that this decorates.
-
-    Args:
-        total: The number of pieces of work. None if it is unknown.
-    """
+    """Show a stage during a ``with`` block, or a function that this decorates."""
     shown, completed = begin(name, total), False
     try:
         yield shown

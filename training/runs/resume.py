@@ -134,10 +134,10 @@ def noted_identity(run: RunDirectory, name: str) -> str | None:
     return identity_of({part: value for part, value in began.items() if part != OPTIONS} if name == "dense" else began)
 
 
-def checkpoint_of(options: RunOptions, run: RunDirectory, first: bool) -> str | None:
+def checkpoint_of(options: RunOptions, run: RunDirectory) -> str | None:
     """Return the checkpoint whose folder holds files that the data need, such as a vocabulary; None where there is none."""
     if not run.resumes:
-        if first and options.ckpt_path is not None and run.path.resolve() in Path(options.ckpt_path).resolve().parents:
+        if run.is_written and options.ckpt_path is not None and run.path.resolve() in Path(options.ckpt_path).resolve().parents:
             raise GateError(
                 f"--ckpt_path {options.ckpt_path!r} lies in the run that would be overwritten; give another --run_dir"
             )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from pytorch_lightning.utilities import move_data_to_device
@@ -52,14 +51,6 @@ def refine(
             passes=search.passes,
             significance=search.significance,
         )
-
-
-def refined_by_swaps(
-    subject: ScoringContext, mask: Tensor, search: SwapSearch, *, budget: Budget, minimum_per_layer: int = 0
-) -> dict[str, Any]:
-    """Refine a mask by swaps, and return the result of :func:`refine` as JSON."""
-    found = refine(subject, mask, search, budget=budget, minimum_per_layer=minimum_per_layer)
-    return vars(found) | {"mask": found.mask.tolist(), "gains": [gain._asdict() for gain in found.gains]}
 
 
 def draw(

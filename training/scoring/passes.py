@@ -52,7 +52,7 @@ from gates.scores.weights import (
     output_weights,
     weight_taylor,
 )
-from training.config import RefitSearch
+from training.config import RefitOptions
 from training.runs import progress
 from training.scoring.subject import Batch, ScoringContext
 from training.tasks.translation import Translation, generate
@@ -76,13 +76,12 @@ def rescale(subject: ScoringContext, mask: Tensor, *, rows: int = 512) -> Tensor
         )
 
 
-def refit(subject: ScoringContext, mask: Tensor, dense: Mapping[str, Tensor], search: RefitSearch) -> list[Refitted]:
+def refit(subject: ScoringContext, mask: Tensor, dense: Mapping[str, Tensor], search: RefitOptions) -> list[Refitted]:
     """Change the weights behind the heads to make up for closed heads (see :func:`gates.recovery.refit.refit_`).
 
     Args:
         subject: The model with the weights that the mask is for. They are changed.
         mask: 0/1 ``[gates]``.
-        search: The ridges and the data to fit on.
     """
     aim = {name: dense[name].to(subject.device) for name, _ in subject.backbone.named_parameters()}
     with subject.at_rest():
@@ -502,8 +501,9 @@ def pass_of(raw: str) -> str:
 
 
 Replacement = Literal["zero", "mean", "constants", "uniform"]
-"""The output of a closed head: nothing, its mean on training data, the constants of the lowest loss on training data, or its
-output under uniform attention."""
+"""The output of a closed head: nothing, its mean, the constants of the lowest loss, or its output under uniform attention.
+
+Means and constants are those of training data."""
 
 
 class Replacements:
@@ -513,11 +513,7 @@ class Replacements:
         self._means: list[Tensor] | None = None
 
     def use(self, subject: ScoringContext, replacement: Replacement, mask: Tensor) -> AbstractContextManager[None]:
-        """Replace closed heads during a ``with`` block.
-
-        Args:
-            mask: 0/1 ``[gates]``, for which constants are fitted.
-        """
+        """Replace closed heads during a ``with`` block."""
         if replacement == "zero":
             return nullcontext()
         if replacement == "uniform":

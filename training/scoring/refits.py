@@ -14,7 +14,7 @@ from rich.console import Console
 from torch import Tensor
 
 from gates.errors import GateError
-from training.config import RefitSearch
+from training.config import RefitOptions
 from training.runs import processes, progress
 from training.runs.cost import Cost, measured
 from training.scoring.passes import refit
@@ -22,7 +22,7 @@ from training.scoring.subject import ScoringContext
 
 
 class RefitError(GateError):
-    """Say why the weights of a model cannot be refitted: what it is built of, or no memory left for it."""
+    """Say why the weights of a model cannot be refitted."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,6 @@ class Refit:
         is_applied: Whether the weights are the refitted ones. They stay as they were where the refit makes the model worse.
         refitted: The main metric on the selection split after the refit.
         unrefitted: The metric with the mask alone.
-        cost: The cost of the refit.
     """
 
     is_applied: bool
@@ -52,13 +51,11 @@ class Refit:
         return numbers | {"reached": self.reached} | self.cost.as_row()
 
 
-def refit_if_better_(subject: ScoringContext, mask: Tensor, search: RefitSearch, dense: Mapping[str, Tensor]) -> Refit:
+def refit_if_better_(subject: ScoringContext, mask: Tensor, search: RefitOptions, dense: Mapping[str, Tensor]) -> Refit:
     """Refit weights to a mask, undo it if the model does worse on the selection split, and return how it went.
 
     Args:
         subject: The model with the weights to refit. They are changed.
-        mask: 0/1 ``[gates]``.
-        search: The ridges and the data to fit on.
         dense: The parameters of the dense model by name, whose outputs are the aim.
 
     Raises:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import functools
 import inspect
 import traceback
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor
 
 from gates.errors import GateError, first_line
-from gates.gating.budget import Budget, budget_mask
+from gates.gating.budget import Budget
 from gates.scores.fisher import rearrange
 from gates.scores.importance import normalise_by_layer
 from gates.scores.ranking import hies, layer_leaders_first, ranking_scores, ranks
@@ -30,10 +30,7 @@ from training.runs.own_code import code_fingerprint, own_function
 from training.scoring.passes import PASSES, VARIANTS, pass_of
 from training.scoring.subject import ScoringContext
 
-OF_COST = {
-    "seconds": "seconds", "peak_memory_mb": "peak-memory-mb", "forward_examples": "forward", "backward_examples": "backward",
-}  # fmt: skip
-"""The fields of a pass's cost, with the names under which they are kept."""
+Work = Callable[[], dict[str, Any]]
 
 
 class Scores:
@@ -42,20 +39,25 @@ class Scores:
     Under DDP every process scores its share and all get the whole result.
 
     Args:
-        known: The place of raw scores, in memory by default. It also holds the cost of each pass as scalars
-            (``gradients-seconds``) and the Fisher matrix ``[gates, gates]``.
+        kept: A function from the name and the work of a pass to its result, which may be that of an earlier call. A result has
+            the raw scores and the cost as JSON. By default all passes are made here.
     """
 
-    def __init__(self, subject: ScoringContext, known: MutableMapping[str, Tensor] | None = None) -> None:
+    def __init__(self, subject: ScoringContext, kept: Callable[[str, Work], dict[str, Any]] | None = None) -> None:
         self.subject = subject
-        self.known: MutableMapping[str, Tensor] = {} if known is None else known
-        self.layer_index, self.kind_index = subject.gates.layer_index().cpu(), subject.gates.kind_index().cpu()
+        self._kept = kept or (lambda name, work: work())
+        self._costs: dict[str, Cost] = {}
+        self._raws: dict[str, Tensor] = {}
+        self.layer_index = subject.gates.layer_index().cpu()
 
     def raw(self, name: str) -> Tensor:
         """Return a raw score, ``[gates]`` float64 on the CPU (``fisher-matrix``: ``[gates, gates]``)."""
-        if name not in self.known:
-            self._run(pass_of(name))
-        return self.known[name]
+        if name not in self._raws:
+            made = pass_of(name)
+            result = self._kept(made, lambda: self._run(made))
+            self._costs[made] = Cost.of(result)
+            self._raws |= {raw: torch.tensor(values, dtype=torch.float64) for raw, values in result["scores"].items()}
+        return self._raws[name]
 
     def by_layer(self, name: str) -> Tensor:
         """Return a raw score divided by its l2 norm over each layer."""
@@ -64,13 +66,8 @@ class Scores:
     def cost_of(self, method: str) -> Cost:
         """Return the cost of the passes behind a method, also where another method needed them first."""
         self._need(method)
-        total = NO_COST
-        for name in dict.fromkeys(pass_of(raw) for raw in scorer(method).raws):
-            kept = {part: f"{name}-{title}" for part, title in OF_COST.items()}
-            if kept["peak_memory_mb"] not in self.known:  # unknown on this machine
-                del kept["peak_memory_mb"]
-            total = total.then(Cost.of({part: float(self.known[title]) for part, title in kept.items()}))
-        return total
+        passes = dict.fromkeys(pass_of(raw) for raw in scorer(method).raws)
+        return functools.reduce(Cost.then, (self._costs[name] for name in passes), NO_COST)
 
     def ranking(self, method: str, *, alpha: float = 0.5, seed: int = 0) -> Tensor:
         """Return the scores by which a method ranks, ``[gates]`` float64, higher kept first.
@@ -86,19 +83,10 @@ class Scores:
         return ranking(self, alpha, seed).double()
 
     def mask(self, method: str, budget: Budget, *, alpha: float = 0.5, seed: int = 0, minimum_per_layer: int = 0) -> Tensor:
-        """Return the 0/1 mask ``[gates]`` of a method at a budget, with exactly the budgeted number of ones.
-
-        Args:
-            method, alpha, seed: See :meth:`ranking`.
-        """
+        """Return the 0/1 mask ``[gates]`` of a method at a budget, with exactly the budgeted number of ones."""
         found = scorer(method)
-        mask = budget_mask(
-            self.ranking(found.rearranges or method, alpha=alpha, seed=seed),
-            budget,
-            kind_index=self.kind_index,
-            layer_index=self.layer_index,
-            minimum_per_layer=minimum_per_layer,
-        )
+        ranking = self.ranking(found.rearranges or method, alpha=alpha, seed=seed)
+        mask = self.subject.gates.mask_of(ranking, budget, minimum_per_layer=minimum_per_layer)
         return rearrange(mask, self.raw("fisher-matrix"), self.layer_index) if found.rearranges else mask
 
     def _need(self, method: str) -> None:
@@ -106,15 +94,10 @@ class Scores:
         for raw in scorer(method).raws:
             self.raw(raw)
 
-    def _run(self, name: str) -> None:
+    def _run(self, name: str) -> dict[str, Any]:
         with measured(self.subject.device, self.subject.gates) as meter, self.subject.at_rest():
             found = PASSES[name].run(self.subject, self.raw)
-        # The cost first: a process killed in between would leave scores that cost nothing.
-        for part, title in OF_COST.items():
-            if (value := getattr(meter.cost, part)) is not None:
-                self.known[f"{name}-{title}"] = torch.tensor(value, dtype=torch.float64)
-        for score, values in found.items():
-            self.known[score] = values.detach().double().cpu()
+        return {"scores": {raw: values.double().tolist() for raw, values in found.items()}, **asdict(meter.cost)}
 
 
 Ranking = Callable[[Scores, float, int], Tensor]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gates.errors import GateError
-from training.comparison.cache import ExperimentCache, ScoreFiles
+from training.comparison.cache import ExperimentCache
 from training.comparison.experiments import read_weights
 from training.pruner.checkpoints import read_checkpoint, write_checkpoint
 from training.runs.hashing import key_of
@@ -176,19 +176,6 @@ def test_experiments_that_have_changed_places_are_told(tmp_path):
     (tmp_path / keys[1]).rename(tmp_path / keys[0])
     with pytest.raises(GateError, match="those of another one"):
         ExperimentCache(tmp_path).get({"a": 1})
-
-
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
-def test_scores_that_have_changed_are_named(damage, tmp_path):
-    scores = ScoreFiles(tmp_path)
-    scores["his"] = torch.tensor([0.25, 0.5], dtype=torch.float64)
-    assert scores["his"].tolist() == [0.25, 0.5]
-    file = tmp_path / "his.json"
-    file.write_bytes(damage(file.read_bytes()))
-    with pytest.raises(
-        GateError, match=rf"^cannot read '{file}' as .*: it is damaged .*; delete '{tmp_path}' and start again$"
-    ):
-        scores["his"]
 
 
 def test_damaged_weights_of_an_experiment_are_named_with_what_to_do(tmp_path):

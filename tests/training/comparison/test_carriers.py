@@ -1,4 +1,3 @@
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -89,13 +88,11 @@ def test_the_needed_heads_of_a_compiled_program_carry_its_answers_and_no_other_d
 def test_a_row_says_what_a_mask_keeps_of_the_effects_of_all_heads(monkeypatch):
     found = {"agree?": [0.6, 0.2, 0.2, 0.0, 0.0, 0.0, 0.0, 0.0], "rare?": [0.0, 0.0, 0.0, 0.5, 0.5, -0.3, 0.0, 0.0]}
     monkeypatch.setattr("training.comparison.tables.effects_on", lambda subject, data: found)
-    subject = SimpleNamespace(device=torch.device("cpu"), gates=make_pruner().gates)
     experiments = SimpleNamespace(
         seed=3,
         data=make_data(interchange=True),
         dense=lambda: SimpleNamespace(key="dense"),
-        subject=lambda dense, changes: subject,
-        do=lambda name, determined_by, make: SimpleNamespace(result=make(Path())),
+        measure=lambda name, determined_by, work: SimpleNamespace(result=work(None)),
     )
     results = Results()
     results.masks = [

@@ -11,7 +11,7 @@ import torch
 from tests.training.runs import MODEL, make_data, make_options, make_setup
 from training.comparison.cache import ExperimentCache, options_after_finetuning
 from training.comparison.experiments import GATES_OVER_TIME, PREDICTIONS, WEIGHTS, Experiments, backbone_of, read_weights
-from training.config import RefitSearch, ScratchTraining
+from training.config import RefitOptions, ScratchTraining
 from training.pruner.callbacks import AverageWeights, CostInCheckpoints
 from training.runs.cost import Cost
 
@@ -195,7 +195,7 @@ def test_what_takes_the_place_of_closed_heads_is_another_experiment(experiments)
 @pytest.mark.integration
 def test_refitted_weights_are_for_their_mask_and_what_they_start_from(experiments):
     dense, learned = experiments.dense(), experiments.learn({"budget": 3})
-    search = RefitSearch(ridges=[0.01, 1.0], rows=8)
+    search = RefitOptions(ridges=[0.01, 1.0], rows=8)
     refits = [experiments.refit(MASK, search, start=start, changes={"budget": 3}) for start in (dense, learned)]
     refits += [experiments.refit(1 - MASK, search, start=dense, changes={})]
     assert len({refit.key for refit in refits}) == 3

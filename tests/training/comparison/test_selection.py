@@ -13,7 +13,7 @@ from tests.training.runs import make_pruner
 from training.comparison.cache import Experiment
 from training.comparison.methods import LEARNED, Method
 from training.comparison.selection import MaskSelector
-from training.config import RefitSearch, RestartSearch
+from training.config import RefitOptions, RestartSearch
 
 CLOSING = {
     0.01: [1, 2, 3, 4, NOT_CLOSED, NOT_CLOSED, NOT_CLOSED, NOT_CLOSED],
@@ -47,7 +47,7 @@ class GivenExperiments:
     def dense(self):
         return Experiment("dense", Path(), {})
 
-    def rests(self, changes):
+    def freezes_weights(self, changes):
         return bool(replace(self.options, **changes).pipelined)
 
     def do(self, name, determined_by, make):
@@ -203,7 +203,7 @@ def test_a_runs_own_method_has_the_options_of_the_run_and_others_those_of_their_
 def test_weights_are_refitted_to_the_final_mask(name, post_hoc):
     """After any search, on the dense weights where the mask is used on them."""
     experiments = GivenExperiments(lambda mask: 1.0)
-    selector = MaskSelector(experiments, [4, 2], refits=RefitSearch(rows=3))
+    selector = MaskSelector(experiments, [4, 2], refits=RefitOptions(rows=3))
     plain = selector.select(Method.parse(name), Budget(4, {}), post_hoc=post_hoc)
     found = selector.select(Method.parse(f"{name}+refit"), Budget(4, {}), post_hoc=post_hoc)
     weights = "dense" if post_hoc else plain.start.key
@@ -220,7 +220,7 @@ def test_swaps_are_taken_before_a_refit_only_if_they_help_behind_it(helps, post_
     """Both refits are paid for, of the same weights."""
     before, after = [2, 3, 5, 7], [0, 3, 4, 6]
     experiments = GivenExperiments(lambda mask: float(kept(torch.tensor(mask)) == (after if helps else before)))
-    selector = MaskSelector(experiments, [4, 2], refits=RefitSearch(rows=3))
+    selector = MaskSelector(experiments, [4, 2], refits=RefitOptions(rows=3))
     swapped = selector.select(Method.parse("learned+swap"), Budget(4, {}), post_hoc=post_hoc)
     assert kept(swapped.mask) == after
     found = selector.select(Method.parse("learned+swap+refit"), Budget(4, {}), post_hoc=post_hoc)
@@ -288,7 +288,7 @@ def test_how_many_heads_gates_closed_is_told_of_the_gates_whose_mask_is_taken(ma
 @pytest.mark.parametrize("mask", [[2, 3, 5, 7], [0, 3, 4, 6], OF_OBS])
 def test_behind_refits_the_mask_of_the_best_refit_is_taken_and_each_refit_is_paid_for_once(mask):
     """By the selection split; the refit of the mask that is taken is the method's own."""
-    experiments, refits = GivenExperiments(lambda found: float(kept(torch.tensor(found)) == mask)), RefitSearch(rows=3)
+    experiments, refits = GivenExperiments(lambda found: float(kept(torch.tensor(found)) == mask)), RefitOptions(rows=3)
     selector = MaskSelector(experiments, [4, 2], restarts=RestartSearch(count=2, rows=6), refits=refits)
     found = selector.select(Method.parse("learned+restarts+refit"), Budget(4, {}))
     tried = [("refit", one, 3, "dense") for one in ([2, 3, 5, 7], [0, 3, 4, 6], OF_OBS)]

@@ -35,14 +35,6 @@ def test_sites_and_metrics_say_what_rows_are_of(compared):
     assert "run" not in metrics
 
 
-def test_agreement_is_that_of_the_masks(compared):
-    run, _ = compared
-    masks = {entry["method"]: np.array(entry["mask"]) for entry in json.loads((run / "masks.json").read_text())}
-    for row in pd.read_csv(run / "agreement.csv").query("method != other").itertuples():
-        both = masks[row.method] & masks[row.other]
-        assert row.jaccard == both.sum() / (masks[row.method] | masks[row.other]).sum()
-
-
 def results_of(data, *rows):
     return Results(rows=[make_row(*row) for row in rows], data=data)
 

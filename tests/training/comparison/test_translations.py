@@ -5,9 +5,9 @@ import pandas as pd
 
 from tests.training.comparison.rows import make_row
 from tests.training.runs import make_data as make_classification_data
-from tests.training.translation_runs import make_data
+from tests.training.translation_runs import make_data, read_texts
 from training.comparison.experiments import PREDICTIONS
-from training.comparison.tables import Results, read_texts, save_translations, texts_of
+from training.comparison.tables import Results, save_translations
 from training.runs.directory import RunDirectory
 
 
@@ -73,8 +73,3 @@ def test_a_system_of_a_part_is_named_and_not_kept(tmp_path, capsys):
 def test_classes_are_no_translations(tmp_path):
     save_translations(RunDirectory(tmp_path / "run"), Results(data=make_classification_data()))
     assert not (tmp_path / "run").exists()
-
-
-def test_texts_of_each_search_are_read(tmp_path):
-    assert texts_of(kept(tmp_path, "a", ["x", "y"]) / PREDICTIONS) == {"greedy": ["x", "y"]}
-    assert texts_of(kept(tmp_path, "b", ["x"], ["z"]) / PREDICTIONS) == {"greedy": ["x"], "beam": ["z"]}

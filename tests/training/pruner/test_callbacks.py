@@ -81,18 +81,3 @@ def test_a_further_test_split_has_metrics_and_predictions_under_its_own_name():
     assert np.array_equal(found["test_other_prediction"], found["select_prediction"])
     assert "test_other/accuracy" not in evaluate(make_trainer(limit_val_batches=1.0), pruner, data, ("select",))
     assert pruner.tested == "test"
-
-
-@pytest.mark.parametrize("counts", [(3, 3), (4, 3), (1, 0), (3, 3, 2)])
-def test_parts_of_several_processes_are_put_together_in_turns(counts, monkeypatch):
-    """Process r of n evaluates every n-th example from r on; the first ones have one more where it does not come out even."""
-    whole = np.arange(sum(counts)) + 10
-    parts = [whole[rank :: len(counts)].astype(np.int32) for rank in range(len(counts))]
-    assert tuple(map(len, parts)) == counts
-    monkeypatch.setattr("training.pruner.callbacks.gathered", lambda own: parts)
-    kept = Predictions()
-    own = torch.tensor(parts[0])
-    logits = torch.nn.functional.one_hot(own.long(), 30).float()
-    kept.on_test_batch_end(None, make_pruner(), logits, {"labels": own})
-    found = kept.arrays()
-    assert found["test_prediction"].tolist() == found["test_target"].tolist() == whole.tolist()

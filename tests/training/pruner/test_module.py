@@ -210,7 +210,7 @@ def test_gates_start_apart_as_a_score_ranks_them(score, gate, mean, spread):
         def on_before_zero_grad(self, trainer, pl_module, optimizer):
             if trainer.global_step == N and not starts:
                 starts["log_alpha"] = pl_module.gates.log_alpha.detach().clone()
-                starts["scores"] = Scores(ScoringContext(pl_module, trainer.datamodule, trainer), {}).ranking(score, seed=0)
+                starts["scores"] = Scores(ScoringContext(pl_module, trainer.datamodule, trainer)).ranking(score, seed=0)
 
     fit(make_pruner(init_spread=0.3, init_score=score, gate=gate), AtStart(), max_steps=N + 1)
     assert starts["log_alpha"].mean() == pytest.approx(mean, abs=1e-5)
@@ -233,8 +233,6 @@ def test_freezing_by_pattern():
     frozen = {name for name, p in pruner.backbone.named_parameters() if not p.requires_grad}
     expected = {name for name, _ in pruner.backbone.named_parameters() if "embeddings" in name or "layer.0." in name}
     assert frozen == expected
-    with pytest.raises(GateError, match="'decoder' matches no parameter"):
-        make_pruner(freeze=["decoder"])
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ def make_subject(kind: str = "bert", **settings: object) -> ScoringContext:
     return ScoringContext(pruner, make_data(score_rows=ROWS, batch_size=5), make_trainer())
 
 
-def make_scores(kind: str = "bert", known: dict[str, Tensor] | None = None, **settings: object) -> Scores:
-    return Scores(make_subject(kind, **settings), known)
+def make_scores(kind: str = "bert", kept=None) -> Scores:
+    return Scores(make_subject(kind), kept)
 
 
 def examples(subject: ScoringContext):

@@ -1,6 +1,5 @@
 """Swaps and draws on a real model: against losses computed by hand, and nothing left changed."""
 
-import json
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -12,7 +11,7 @@ from gates.gating.budget import Budget
 from gates.search.sampled_masks import draw_masks
 from tests.training.runs import make_data, make_pruner, make_trainer
 from training.config import DrawSearch, SwapSearch
-from training.scoring.mask_search import calibration, draw, losses_of, refine, refined_by_swaps
+from training.scoring.mask_search import calibration, draw, losses_of, refine
 from training.scoring.subject import ScoringContext
 
 
@@ -61,18 +60,6 @@ def test_losses_are_those_of_the_deciding_half_and_fall(trained):
     assert found.losses[-1] == pytest.approx(mean_loss(trained, deciding, found.mask), abs=1e-5)
     assert found.mask.sum() == 3
     assert found.losses[-1] <= found.losses[0]
-
-
-def test_the_search_is_plain_data_that_a_checkpoint_takes(trained, tmp_path):
-    mask = torch.tensor([1.0, 0, 1, 0, 1, 0, 0, 0])
-    found = refined_by_swaps(trained, mask, SwapSearch(passes=8), budget=Budget(3, {}), minimum_per_layer=1)
-    expected = refine(trained, mask, SwapSearch(passes=8), budget=Budget(3, {}), minimum_per_layer=1)
-    assert found.pop("mask") == expected.mask.tolist()
-    assert found.pop("gains") == [gain._asdict() for gain in expected.gains] != []
-    assert found == {name: getattr(expected, name) for name in ("losses", "swaps", "tested", "passes", "gradients")}
-    json.dumps(found)
-    torch.save(found, tmp_path / "search.pt")
-    assert torch.load(tmp_path / "search.pt", weights_only=True) == found
 
 
 def test_the_two_halves_share_no_example(trained):

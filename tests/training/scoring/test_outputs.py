@@ -5,7 +5,7 @@ import torch
 
 from gates.gating.budget import Budget
 from tests.training.scoring.subjects import close, examples, loss_of
-from training.config import RefitSearch
+from training.config import RefitOptions
 from training.scoring.passes import mean_outputs, refit, rescale
 
 
@@ -38,7 +38,7 @@ def test_refitting_brings_the_stream_nearer_and_changes_output_projections_alone
     before = {name: tensor.clone() for name, tensor in module.state_dict().items() if torch.is_tensor(tensor)}
     try:
         dense = {name: before[f"backbone.{name}"] for name, _ in subject.backbone.named_parameters()}
-        done = refit(subject, mask, dense, RefitSearch(ridges=[0.01], rows=16, feed_forward=feed_forward))
+        done = refit(subject, mask, dense, RefitOptions(ridges=[0.01], rows=16, feed_forward=feed_forward))
         after = {name: tensor.clone() for name, tensor in module.state_dict().items() if torch.is_tensor(tensor)}
     finally:
         module.load_state_dict(before | {name: value for name, value in module.state_dict().items() if name not in before})

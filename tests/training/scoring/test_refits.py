@@ -8,7 +8,7 @@ import torch
 
 from tests.training.runs import make_trainer
 from tests.training.scoring.subjects import make_subject
-from training.config import RefitSearch
+from training.config import RefitOptions
 from training.pruner.module import evaluate
 from training.scoring import passes, refits
 from training.scoring.refits import quality, refit_if_better_
@@ -40,7 +40,7 @@ def test_the_weights_are_refitted_with_the_ridges_and_the_rows(monkeypatch):
     dense = parameters_of(one)
     refit = passes.refit_
     monkeypatch.setattr(passes, "refit_", lambda *given, **options: seen.append(refit(*given, **options)) or seen[-1])
-    search = RefitSearch(ridges=[100.0, 0.01, 0.1], rows=8)
+    search = RefitOptions(ridges=[100.0, 0.01, 0.1], rows=8)
     found = refit_if_better_(one, MASK, search, dense)
     assert {fitted.ridge for fitted in seen[0]} <= set(search.ridges)
     assert found.reached == found.refitted == quality(one, MASK)
@@ -83,7 +83,7 @@ def test_a_refit_that_is_worse_than_none_or_no_number_is_not_applied(scripted, c
     subject.task.lower_is_better = sign < 0
     dense = parameters_of(subject)
     judged(sign * alone, sign * refitted)
-    found = refit_if_better_(subject, MASK, RefitSearch(), dense)
+    found = refit_if_better_(subject, MASK, RefitOptions(), dense)
     assert found.is_applied == is_applied
     expected = [sign * alone, sign * refitted, sign * (refitted if is_applied else alone)]
     assert [found.unrefitted, found.refitted, found.reached] == pytest.approx(expected, nan_ok=True)

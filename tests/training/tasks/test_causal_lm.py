@@ -11,9 +11,10 @@ from gates.scores.attention import AttentionEntropy
 from gates.scores.importance import gradient_rows
 from gates.scores.observe import observe_attention
 from tests.training.causal_runs import GROUPED, MODEL, make_data, make_pruner, make_subject
-from training.config import Source
+from training.config import RefitOptions, Source
 from training.pruner.distillation import Teacher, distillation_terms
 from training.pruner.module import evaluate
+from training.scoring.refits import quality, refit_if_better_
 from training.tasks import CausalLM
 from training.tasks.base import IGNORED
 
@@ -159,6 +160,15 @@ def test_padding_teaches_nothing(data, batch):
             )
     assert float(terms[0][0]) > 0
     torch.testing.assert_close(terms[0], terms[1])
+
+
+def test_a_refit_stays_if_it_lowers_perplexity(data):
+    subject = make_subject(data)
+    dense = {name: parameter.detach().clone() for name, parameter in subject.backbone.named_parameters()}
+    mask = torch.tensor([1.0, 0, 0, 1, 0, 1, 0, 0])
+    found = refit_if_better_(subject, mask, RefitOptions(rows=8), dense)
+    assert found.is_applied == (found.refitted <= found.unrefitted)
+    assert quality(subject, mask) == pytest.approx(min(found.refitted, found.unrefitted), rel=1e-5)
 
 
 @pytest.mark.parametrize(
