@@ -203,7 +203,7 @@ def last_error(log: Path, returncode: int) -> str:
     return (errors or lines or [f"exit code {returncode}"])[-1].removeprefix("error:").strip()[:500]
 
 
-# What a sweep must keep when it continues.
+# A sweep that continues must keep its description.
 
 
 def description_of(sweep: Sweep, further: Sequence[str], seed: int, storage: str | None) -> dict[str, Any]:
