@@ -165,7 +165,7 @@ class RunDirectory:
         if existing == "resume":
             if holds_run and not _is_comparison(chosen):
                 return cls(chosen, resumes=True)
-            raise GateError(f"there is nothing to resume in {str(chosen)!r}: it does not hold a run; check --run_dir")
+            raise GateError(f"there is nothing to resume in {str(chosen)!r}: it has no config.yaml of a run; check --run_dir")
         if chosen.is_dir() and any(not _is_remains(path) for path in chosen.iterdir()):
             _refuse_taken(chosen, existing, holds_run=holds_run)
         return cls(chosen)
