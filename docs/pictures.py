@@ -48,8 +48,11 @@ TASKS = {
 """The titles of the four tasks, and the folders of their results."""
 FRONT = {"learned": "learned gates", "his": "Head Importance Score", "random": "random heads"}
 """The methods of the picture on the front page, and their titles."""
-REFITTED = {"learned": "learned+restarts+refit", "his": "his+refit", "random": "random+refit"}
-"""The same methods with a refit."""
+REFITTED = {
+    "learned": ("learned+restarts+refit", "best of gates and obs, refitted"),
+    "his": ("his+refit", "Head Importance Score, refitted"),
+}
+"""Methods in the same colours with a refit, and their titles."""
 HEADS = ("agreement_from_dense", "learned", 9)
 """The folder, method and budget whose gates and masks the pages show."""
 TRUTH = "known_truth"
@@ -80,11 +83,10 @@ def front() -> Figure:
     for colour, (method, title) in zip(COLOURS, FRONT.items(), strict=False):
         alone = pd.concat([mean[method], pd.Series({heads: dense})]).sort_index()
         axes.plot(alone.index, alone, color=colour, marker="o", markersize=4, label=f"{title}, mask alone")
-        if REFITTED[method] in mean:
-            refitted = pd.concat([mean[REFITTED[method]], pd.Series({heads: dense})]).sort_index()
-            axes.plot(
-                refitted.index, refitted, color=colour, marker="s", markersize=5, linestyle="--", label=f"{title}, refitted"
-            )
+        if method in REFITTED:
+            name, title = REFITTED[method]
+            refitted = pd.concat([mean[name], pd.Series({heads: dense})]).sort_index()
+            axes.plot(refitted.index, refitted, color=colour, marker="s", markersize=5, linestyle="--", label=title)
     axes.set_xscale("log", base=2)
     kept = sorted({*mean["learned"].index, heads})
     axes.set_xticks(kept, [str(number) for number in kept])
