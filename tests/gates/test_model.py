@@ -307,6 +307,15 @@ def test_peft_around_gates_is_an_error_at_the_first_step_until_they_are_trainabl
     assert gated.gates.log_alpha.grad is not None
 
 
+def test_gates_in_evaluation_mode_are_not_trained():
+    gated = get_gated_model(build("bert").eval(), GateConfig(budget=3))
+    with pytest.raises(GateError, match="in evaluation mode"):
+        gated.step_(0.5)
+    gated.gates.train()
+    gated.step_(0.5)
+    assert not gated.base_model.training
+
+
 def test_a_mask_of_gates_that_never_stepped_is_refused():
     gated = get_gated_model(build("bert"), GateConfig(budget=3, initial_log_alpha=0.0)).train()
     with pytest.raises(GateError, match="all 8 gates are equal"):

@@ -465,10 +465,11 @@ def _card(trained: TrainedModel, mask: Tensor, ranking: str, cost: Cost | None) 
     """Return the model card, with the run's results only for the heads it kept with the retrained weights."""
     own = load_mask(trained.run.path / "masks" / f"{file_name(trained.method)}.json", trained.gates.sites)
     if trained.checkpoint == "final" and torch.equal(mask, own):
-        file = trained.run.path / "metrics.json"
+        file, kept = trained.run.path / "metrics.json", Method.parse(trained.method)
         described = read_json(file, dict).get("run")
         try:
             dense = described.get("dense", {})  # type: ignore[union-attr]
+            is_refitted = bool(described.get("is_refitted", "refit" in kept.modifiers))  # type: ignore[union-attr]
             known = {
                 "metrics": metrics_on_test(described["result"]),  # type: ignore[index]
                 "dense_metrics": metrics_on_test(dense.get(RETRAINED, dense.get(POST_HOC, {}))),
@@ -476,7 +477,7 @@ def _card(trained: TrainedModel, mask: Tensor, ranking: str, cost: Cost | None) 
             }
         except (AttributeError, KeyError, TypeError) as error:
             raise damaged(file, "results of a run", first_line(error), AGAIN) from error
-        method = mask_found_by(trained.options, Method.parse(trained.method))
+        method = mask_found_by(trained.options, kept, is_refitted=is_refitted)
     else:
         known = {}
         method = f"the ranking {ranking!r} of a run; its {trained.checkpoint} weights, "

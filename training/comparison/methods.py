@@ -452,14 +452,14 @@ def own_method(options: PrunerOptions) -> Method:
     return Method(base, frozenset(name for name, used in (("swap", options.swaps), ("refit", options.refits)) if used))
 
 
-def mask_found_by(options: PrunerOptions, kept: Method) -> str:
+def mask_found_by(options: PrunerOptions, kept: Method, *, is_refitted: bool) -> str:
     """Describe in one line how a run finds its heads and trains its weights."""
     if options.prune == 0:
         return "no pruning: the dense model, with all its heads"
     gates = "Hard-Concrete" if options.gate == "hard-concrete" else options.gate
     found = f"learned {gates} gates" if kept.is_learned else f"the heads of the highest {kept.base}"
     searched = ", with a search by swaps" if "swap" in kept.modifiers else ""
-    refitted = "weights refitted to the dense model by least squares; " if "refit" in kept.modifiers else ""
+    refitted = "weights refitted to the dense model by least squares; " if is_refitted else ""
     trained = "weights retrained with the mask" if options.retrain > 0 else "weights as they were trained with the gates"
     if options.is_half:
         trained = f"weights as they were, in {options.dtype}"

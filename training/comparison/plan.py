@@ -241,9 +241,15 @@ def post_hoc(experiments: Experiments, selection: Selection, *, replacement: Rep
 
 
 def retrained(experiments: Experiments, selection: Selection, *, keeps_weights: bool = False) -> Experiment:
-    """Train on from the weights with which the mask was found."""
-    start, changes = selection.refit or selection.start, selection.changes
-    return experiments.retrain(selection.values, start=start, changes=changes, keeps_weights=keeps_weights)
+    """Train on from the weights with which the mask was found.
+
+    A run without a retrain phase that freezes its weights while gates are learned trains no weights, for no method.
+    """
+    start, changes, options = selection.refit or selection.start, selection.changes, experiments.options
+    trains = options.retrain > 0 or not options.pipelined or selection.start.key != experiments.dense().key
+    return experiments.retrain(
+        selection.values, start=start, changes=changes, steps=None if trains else 0, keeps_weights=keeps_weights
+    )
 
 
 def retrained_from_dense(experiments: Experiments, selection: Selection) -> Experiment:

@@ -181,7 +181,7 @@ BATCH_SIZES = (1, 8, 32)
 
 
 @progress.stage("exporting, reloading and checking the pruned model")
-def export(run: RunDirectory, pruner: HeadPruner, data: TaskData, kept: Method, metrics: dict[str, float]) -> Cost | None:
+def export(run: RunDirectory, pruner: HeadPruner, data: TaskData, kept: Kept, metrics: dict[str, float]) -> Cost | None:
     """Write the pruned model, and check it on a batch of the test split. Heads that cannot be removed are zero in it.
 
     Args:
@@ -208,7 +208,7 @@ def export(run: RunDirectory, pruner: HeadPruner, data: TaskData, kept: Method, 
             tokenizer=data.processor,
             card=ModelCard(
                 base_model=base_model_name(options),
-                method=mask_found_by(options, kept),
+                method=mask_found_by(options, kept.method, is_refitted=kept.selection.is_refitted),
                 metrics=metrics_on_test(metrics),
                 **source_of(data),
                 versions=versions(),
@@ -270,6 +270,7 @@ def describe_run(
         "method": kept.method.name,
         "learned": own.name,
         "selection": kept.reached,
+        "is_refitted": kept.selection.is_refitted,
         "gates": {name: learned[name] for name in ("closed", "closed_by_gates", "price")} if own.is_learned else {},
         "kept": gates.open_heads(mask),
         "data": source_of(results.data) if results.data is not None else {},
@@ -403,7 +404,7 @@ def train_and_compare(
         final = chosen.start if kept.method.base == "dense" else retrained(experiments, chosen, keeps_weights=True)
     pruner = keep_checkpoints(run, experiments, final, kept, learned)
     metrics = final if own.base != "dense" else experiments.post_hoc(kept.selection.values)
-    cost = processes.in_first(lambda: export(run, pruner, data, kept.method, metrics.result))
+    cost = processes.in_first(lambda: export(run, pruner, data, kept, metrics.result))
     latency = achieved(setup, pruner, data)
 
     plan, results = list(plan_of_run(own, budget, setup.end, kept.method)), Results(pruner=pruner, data=data, budgets=[budget])

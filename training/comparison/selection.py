@@ -50,6 +50,11 @@ class Selection:
     closed_by_gates: float | None = None
     refits_paid: frozenset[tuple[float, ...]] = frozenset()
 
+    @property
+    def is_refitted(self) -> bool:
+        """Whether the weights are refitted to the mask. A refit that is worse than none is not applied."""
+        return self.refit is not None and bool(self.refit.result["is_applied"])
+
     def paid(self, experiment: Experiment) -> Selection:
         """Return the selection with the cost of a further experiment."""
         return replace(self, cost=self.cost.then(Cost.of(experiment.result)))

@@ -48,7 +48,8 @@ def outcome(run: Mapping[str, Any], metric: str) -> dict[str, str]:
     if reached := run.get("selection"):
         best = run["method"]
         others = ", ".join(f"{name} {number(metric, value)}" for name, value in reached.items() if name != best)
-        kept = f"kept the heads of {best}: refitted, {metric} on the selection split is {quantity(metric, reached[best])}"
+        refit = ": refitted" if run.get("is_refitted", True) else ", without the refit, which was worse"
+        kept = f"kept the heads of {best}{refit}, {metric} on the selection split is {quantity(metric, reached[best])}"
         sentences["choice"] = f"{kept} ({others})"
     if found := run.get("against_dense"):
         low, high = (number(metric, found[name]) for name in ("low", "high"))

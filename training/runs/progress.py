@@ -234,6 +234,13 @@ def paused() -> Iterator[None]:
         yield
 
 
+def notice(sentence: str) -> None:
+    """Print a sentence, in the first process alone, past the bars."""
+    if is_first_process(os.environ):
+        with paused():
+            Console().print(sentence, markup=False, highlight=False, soft_wrap=True)
+
+
 @contextmanager
 def displayed(*, visible: bool = True) -> Iterator[None]:
     """Show stages during a ``with`` block, in the first process alone."""

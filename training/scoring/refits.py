@@ -9,8 +9,6 @@ from itertools import islice
 from typing import Any
 
 import torch
-from pytorch_lightning.utilities import rank_zero_only
-from rich.console import Console
 from torch import Tensor
 
 from gates.errors import GateError
@@ -77,16 +75,11 @@ def refit_if_better_(subject: ScoringContext, mask: Tensor, search: RefitOptions
     is_applied = not math.isnan(refitted) and (math.isnan(alone) or gain(refitted) >= gain(alone))
     if not is_applied:
         use_weights_(subject, start)
-        _say(
+        progress.notice(
             f"{subject.task.main_metric} on the selection split is {alone:.4f} with the mask of {int(mask.sum())} alone "
             f"and {refitted:.4f} after the refit, so the weights stay as they were"
         )
     return Refit(is_applied, refitted, alone, cost.cost)
-
-
-def _say(notice: str) -> None:
-    with progress.paused():
-        rank_zero_only(Console().print)(notice, markup=False, highlight=False, soft_wrap=True)
 
 
 def quality(subject: ScoringContext, mask: Tensor) -> float:

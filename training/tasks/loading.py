@@ -21,8 +21,9 @@ from gates.errors import GateError, first_line
 from gates.export.checkpoint import check_vocabulary
 from gates.export.safe_load import check_pruned_config, verify_checksums
 from gates.modeling_pruned import pruned_class
-from training.config import Source
+from training.config import PrunerOptions, Source
 from training.config.data import TOKENIZER_FILES
+from training.runs import progress
 
 
 def read_config(backbone: str, *, trust_remote_code: bool = False) -> Any:
@@ -95,9 +96,10 @@ def load_pretrained(auto: Any, source: Source, config: Any, *, what: str, resize
         check_pruned_config(config)
         auto, more = pruned_class(auto._model_mapping[type(config)]), {}
     try:
-        model: PreTrainedModel = auto.from_pretrained(
+        model, info = auto.from_pretrained(
             source.backbone,
             config=config,
+            output_loading_info=True,
             dtype=getattr(torch, source.dtype),
             ignore_mismatched_sizes=resized,
             use_safetensors=None if source.allow_pickle else True,
@@ -114,7 +116,20 @@ def load_pretrained(auto: Any, source: Source, config: Any, *, what: str, resize
         elif not source.allow_pickle and "safetensors" in reason and (pickled or not folder.is_dir()):
             reason += " (a pytorch_model.bin is read only with --model.allow_pickle true)"
         raise GateError(f"cannot load {what} from {source.backbone!r}: {reason}") from error
+    _warn_of_new_weights(model, info, source)
     return model if source.is_half else model.float()  # Transformers leaves frequencies and the like in float32
+
+
+def _warn_of_new_weights(model: PreTrainedModel, info: Mapping[str, Any], source: Source) -> None:
+    """Print a warning if a part on top of the model is not in its files and the run does not fine-tune it."""
+    if not isinstance(source, PrunerOptions) or source.finetune > 0:
+        return
+    names = [*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])]
+    if new := sorted(name for name in names if not name.startswith(f"{model.base_model_prefix}.")):
+        progress.notice(
+            f"warning: {new[0]!r} is not in the files of {str(source.backbone)!r}, so its values are random, and "
+            "--model.finetune is 0; fine-tune the model first, or set --model.finetune to some epochs"
+        )
 
 
 def from_config(auto: Any, fields: Mapping[str, Any], ours: Mapping[str, Any] | None = None) -> PreTrainedModel:

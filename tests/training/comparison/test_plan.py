@@ -429,3 +429,19 @@ def test_where_nothing_is_left_the_mask_is_evaluated_as_it_is(at_total_cost):
     row = spent.cost.as_row()
     of_selection = {f"selection_{name}": row[name] for name in ("forward_examples", "backward_examples")}
     assert cost_of(found, AT_TOTAL_COST, spent) == row | of_selection
+
+
+@pytest.mark.integration
+def test_without_a_retrain_phase_frozen_weights_are_trained_for_no_method(tmp_path):
+    setup = make_setup(**LONG | {"retrain": 0.0, "pipelined": True})
+    asked = Comparison(
+        setup=setup, methods=parse_methods(["learned", "his", "obs+refit"]), budgets=[3], seeds=[0], stages=["retrained"],
+        experiments=tmp_path, searches={},
+    )  # fmt: skip
+    experiments, selector = asked.of_seed(0)
+    for name in ("dense", "his", "obs+refit", "learned"):
+        selection = selector.select(Method.parse(name), None if name == "dense" else Budget(3, {}))
+        found = RUN_STAGE["retrained"](experiments, selection)
+        alone = RUN_STAGE["post hoc"](experiments, selection)
+        assert found.result["steps"] == 0
+        assert found.result["test_loss"] == pytest.approx(alone.result["test_loss"], rel=1e-6)

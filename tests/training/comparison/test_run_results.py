@@ -4,9 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from training.comparison.methods import Method, mask_found_by
 from training.comparison.run import source_of
 from training.comparison.terminal import gates_sentence
+from training.config import PrunerOptions
 from training.config.data import ParallelText, Synthetic, Text
+from training.report.captions import outcome
 from training.tasks.classification import Regression
 
 
@@ -39,3 +42,20 @@ def test_the_end_of_a_run_says_how_many_gates_closed_by_themselves_and_what_to_d
         "(a larger --model.prune) leaves less to the rank; price of an open one at the end: 0.0125"
     )
     assert gates_sentence(gates | {"price": []}) == gates_sentence({}) == ""
+
+
+@pytest.mark.parametrize(("is_refitted", "said"), [(True, ": refitted"), (False, ", without the refit, which was worse")])
+def test_the_choice_says_whether_the_refit_was_applied(is_refitted, said):
+    run = {"method": "obs+refit", "selection": {"learned+refit": 0.5, "obs+refit": 0.6}, "is_refitted": is_refitted}
+    choice = outcome(run, "accuracy")["choice"]
+    assert choice == f"kept the heads of obs+refit{said}, accuracy on the selection split is 60.00 % (learned+refit 50.00)"
+
+
+@pytest.mark.parametrize("is_refitted", [True, False])
+def test_a_model_card_names_a_refit_that_was_applied(is_refitted):
+    found = mask_found_by(
+        PrunerOptions(backbone="a/b", retrain=0.0, pipelined=True), Method.parse("obs+refit"), is_refitted=is_refitted
+    )
+    assert found.startswith("the heads of the highest obs; ")
+    assert found.endswith("weights not trained with the mask")
+    assert ("refitted" in found) == is_refitted

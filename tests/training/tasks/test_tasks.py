@@ -6,7 +6,7 @@ import transformers
 
 from gates.errors import GateError
 from tests.models import build, logits
-from training.config import Source
+from training.config import PrunerOptions, Source
 from training.data.synthetic import build_tokenizer
 from training.data.translation import of_words
 from training.tasks import Classification, from_config, stated_labels
@@ -16,6 +16,15 @@ BATCH = {"input_ids": torch.tensor([[3, 4, 5, 6]]), "attention_mask": torch.ones
 
 def load(folder, **more):
     return Classification(["no", "yes"]).build(Source(str(folder), **more), of_words(["a", "b"], max_length=16))
+
+
+@pytest.mark.parametrize(("finetune", "trunk", "warns"), [(0, True, True), (1, True, False), (0, False, False)])
+def test_a_new_classifier_that_is_not_fine_tuned_is_named(tmp_path, capsys, finetune, trunk, warns):
+    model = build("bert")
+    (model.bert if trunk else model).save_pretrained(tmp_path)
+    source = PrunerOptions(backbone=str(tmp_path), finetune=finetune)
+    Classification(["no", "yes"]).build(source, of_words(["a", "b"], max_length=16))
+    assert ("'classifier.bias' is not in the files" in capsys.readouterr().out) == warns
 
 
 def test_a_misspelt_field_of_a_new_model_is_named():
