@@ -217,11 +217,6 @@ class GatedModel(SharedGates, nn.Module):
                 "step_ needs a budget, but there is none; give one, such as GateConfig(budget=18), or train with "
                 "penalty(price) and clamp_()"
             )
-        if not self.gates.training:
-            raise GateError(
-                "the gates are in evaluation mode, in which they learn next to nothing; call train(), or gates.train() to keep "
-                "the weights in evaluation mode"
-            )
         self.steering.step_(progress, optimizer)
         self._has_stepped = True
 

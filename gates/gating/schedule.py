@@ -143,6 +143,11 @@ class BudgetController:
         """
         if not 0 <= progress <= 1:
             raise GateError(f"progress is {progress}; expected the finished share of the pruning, from 0 to 1")
+        if progress > 0 and not self.gates.training:
+            raise GateError(
+                "the gates are in evaluation mode, in which they learn next to nothing; call train(), or gates.train() to keep "
+                "the weights in evaluation mode"
+            )
         if self.gates.mode != "masked":
             done = ramped(progress, self.ramp)
             self.enforce_(done, optimizer)

@@ -53,7 +53,7 @@ def test_a_folder_of_other_files_stays(tmp_path):
 def test_a_comparison_is_not_replaced_by_a_run(existing, tmp_path):
     (tmp_path / "config.yaml").write_text("name: mine\n")
     (tmp_path / "experiments").mkdir()
-    with pytest.raises(GateError, match=r"holds a comparison and no run|does not hold a run"):
+    with pytest.raises(GateError, match=r"holds a comparison and no run|does not hold a run|has no config.yaml of a run"):
         RunDirectory.claim(str(tmp_path), "name", existing)
     for name in ("checkpoints", "masks", "plots"):
         (tmp_path / name).mkdir()

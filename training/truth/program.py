@@ -332,7 +332,7 @@ def _jumps(name: str, count: int, *, copies: Sequence[int] = (), hard: str = "de
         return place <= 4
 
     return Program(
-        name, f"do {count} jumps from the first letter, each a place, end at 1 to 4?", letters, length, tuple(layers),
+        name, f"do {count} jumps end at places 1 to 4? Each letter names the place of the next", letters, length, tuple(layers),
         tuple(head.does for head in heads), _rejected(_letters(letters, length), ends_low), ends_low,
         {f"at-{jump}": 8 for jump in range(1, count + 1)}, hard=hard,
     )  # fmt: skip
