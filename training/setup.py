@@ -15,9 +15,7 @@ from typing import Any
 import datasets
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.utilities import rank_zero_only
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
-from rich.console import Console
 from transformers.utils import logging as transformers_logging
 
 from gates.errors import GateError
@@ -72,9 +70,8 @@ def open_data(setup: Setup, checkpoint: str | None = None) -> TaskData:
             model: torch.nn.Module = data.task.build(setup.model, data.processor)
             data.label_by(model.to(make_trainer(setup).strategy.root_device))  # type: ignore[arg-type]
     check_limits(setup, data)
-    with progress.paused():
-        for notice in (data.describe(), *data.notices):
-            rank_zero_only(Console().print)(notice, markup=False, highlight=False, soft_wrap=True)
+    for sentence in (data.describe(), *data.notices):
+        progress.notice(sentence)
     return data
 
 

@@ -291,8 +291,7 @@ def all_results(comparison: Comparison, run: RunDirectory, resolved: str, launch
                 if launcher.launcher == "ray":
                     do_on_ray(comparison, plan, launcher)
                 elif expected := estimate(experiments, plan, seeds=len(comparison.seeds)):
-                    with progress.paused():
-                        stdout().print(expected, soft_wrap=True, highlight=False)
+                    progress.notice(expected)
             for row in run_seed(experiments, selector, plan, results, shown):
                 results.rows.append(row)
                 if processes.is_first():

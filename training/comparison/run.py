@@ -15,7 +15,6 @@ import pandas as pd
 import torch
 import yaml
 from pytorch_lightning.loggers import CSVLogger
-from pytorch_lightning.utilities import rank_zero_only
 
 from gates.attention.sites import site_labels
 from gates.errors import GateError
@@ -84,7 +83,7 @@ def with_found_budget(experiments: Experiments, run: RunDirectory) -> Experiment
     try:
         heads, points = fewest_heads(experiments, method, options.max_loss)
     except RefitError as error:
-        say(f"the budget is searched without a refit: {error}")
+        progress.notice(f"the budget is searched without a refit: {error}")
         method = Method("obs")
         heads, points = fewest_heads(experiments, method, options.max_loss)
     if processes.is_first():
@@ -109,7 +108,7 @@ def choose_heads(selector: MaskSelector, own: Method, budget: Budget | None, opt
             best, reached = best_refitted(selector, [own, *map(Method.parse, CHEAP_RIVALS)], budget)
         return Kept(own, best, selector.select(best, budget), reached)
     except RefitError as error:  # such as weights that two projections share
-        say(f"the run continues without a refit: {error}")
+        progress.notice(f"the run continues without a refit: {error}")
         own = replace(own, modifiers=own.modifiers - {"refit"})
         return Kept(own, own, selector.select(own, budget), {})
 
@@ -120,12 +119,6 @@ def best_refitted(selector: MaskSelector, methods: Sequence[Method], budget: Bud
     reached = {method.name: refit.result["reached"] for method, refit in refits.items() if refit is not None}
     gain = selector.experiments.pruner.task.gain
     return max(refits, key=lambda method: gain(reached[method.name])), reached
-
-
-@rank_zero_only
-def say(sentence: str) -> None:
-    """Print a sentence, in the first process alone."""
-    stdout().print(sentence, soft_wrap=True, highlight=False)
 
 
 def budget_of(experiments: Experiments, own: Method) -> Budget:
@@ -352,7 +345,9 @@ def fit(line: CommandLine) -> RunDirectory:
         if run.resumes:
             check_same_options(run, resolved)
             if is_finished(run, resolved):
-                say(f"the run in {str(run.path)!r} is finished; nothing is to be resumed, and its data were not read")
+                progress.notice(
+                    f"the run in {str(run.path)!r} is finished; nothing is to be resumed, and its data were not read"
+                )
                 return run
         setup = replace(setup, wandb=processes.in_first(lambda: reachable(setup.wandb)))  # before there is anything to lose
         again = "" if setup.run.run_dir is not None else f"--run_dir {shlex.quote(str(run.path))} "
@@ -389,7 +384,7 @@ def train_and_compare(
     prepare(experiments, run, resolved)
     points = 0 if setup.end.compare == "none" else len(setup.end.curve) * len(plan)
     if expected := estimate(experiments, plan, points=points):
-        say(expected)
+        progress.notice(expected)
     wandb_logger = make_logger(setup.wandb, run.path, yaml.safe_load(resolved))
     with experiments.logged_to([CSVLogger(run.path, name="", version=""), *([wandb_logger] if wandb_logger else [])]):
         if is_automatic:
@@ -443,7 +438,7 @@ def open_experiments(setup: Setup, plan: Sequence[PlanEntry], run: RunDirectory)
     if setup.model.budget == AUTO:
         setup = setup.with_budget(0.25)  # until the dense model is trained
     if setup.model.refit and setup.model.why_not_refitted:
-        say(f"the run continues without a refit: {setup.model.why_not_refitted}")
+        progress.notice(f"the run continues without a refit: {setup.model.why_not_refitted}")
     pruner = make_pruner(setup, data)
     given = pruner.steering.budget
     if given is not None:  # 0.25 and 18 of 72 heads are the same budget

@@ -235,7 +235,7 @@ def paused() -> Iterator[None]:
 
 
 def notice(sentence: str) -> None:
-    """Print a sentence, in the first process alone, past the bars."""
+    """Print a sentence on standard output, in the first process alone, past the bars."""
     if is_first_process(os.environ):
         with paused():
             Console().print(sentence, markup=False, highlight=False, soft_wrap=True)
