@@ -82,7 +82,7 @@ def test_what_survives_is_that_of_the_comparisons():
         assert (
             f"| {row['comparison']} | {row['budget']} | {row['method']} | {shares} | {row['odds_ratio']:.2f} ({over}) |" in PAGE
         )
-    assert f"above 1 in {(kept['first_seed_low'] > 1).sum()} of the {len(kept)} masks" in PAGE
+    assert f"above 1 for {(kept['first_seed_low'] > 1).sum()} of the {len(kept)} masks" in PAGE
 
 
 @pytest.mark.integration
