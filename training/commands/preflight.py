@@ -21,7 +21,7 @@ from training.cli.command_line import COMPARISON_GROUPS, CommandLine
 from training.config import ComparisonOptions, LauncherOptions, Setup, group_at, group_of
 from training.config.comparison import BY_RELEVANCE, alone
 from training.config.data import Documents, Images, ParallelText, SentenceFiles, Tags
-from training.config.model import AUTO
+from training.config.model import AUTO, GivenBudget
 from training.data.files import check_there
 from training.runs.directory import RunDirectory, refuse_busy
 from training.runs.launched import check_alone, is_first_process, launched
@@ -105,6 +105,34 @@ def check_run(line: CommandLine) -> None:
     if isinstance(setup.data, Tags):
         _check_one_prediction(methods)
     check_places(line)
+
+
+def announcement(line: CommandLine) -> str:
+    """Return in a sentence what the options ask for; how long it takes is known once data and model are read."""
+    setup = line.setup
+    model, budget = setup.model.backbone or "a new model", setup.model.budget
+    if "methods" in line.options:
+        options = group_of(ComparisonOptions, line.options)
+        methods, budgets, seeds = map(len, (options.all_methods, options.all_budgets, options.all_seeds))
+        work = f"comparing on {model}: methods {methods}, budgets {budgets}, seeds {seeds}"
+    elif setup.model.prune == 0 and budget is None:
+        work = f"training {model} with all heads"
+    else:
+        work = f"pruning {model} to {_in_words(budget, setup.model.unit)}"
+    folder = "" if setup.run.run_dir is None else f", in {setup.run.run_dir}"
+    return f"{work}{folder}; an estimate of the time follows, if there is one"
+
+
+def _in_words(budget: GivenBudget | None, unit: str) -> str:
+    if budget is None:
+        return "the heads that are worth their price"
+    if budget == AUTO:
+        return "the fewest heads that keep its quality"
+    if isinstance(budget, float) and budget < 1:
+        return f"{100 * budget:g} % of its {unit}s"
+    if isinstance(budget, dict):
+        return f"{', '.join(f'{kind} {kept}' for kind, kept in budget.items())} {unit}s"
+    return f"{budget} {unit}s" if isinstance(budget, int | float) else f"heads within a time of {budget}"
 
 
 def check_places(line: CommandLine) -> None:

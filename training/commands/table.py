@@ -178,6 +178,8 @@ def work_on(name: str, line: CommandLine) -> object:
         return load(command.work)(line)
     if line.options.trainer.enable_progress_bar is False:
         progress.hide()
+    if command.trains_together and not getattr(line.options, "list_methods", False):
+        progress.notice(load("training.commands.preflight:announcement")(line))
     with progress.stage("loading libraries"):
         work = load(command.work)
     return work(line)

@@ -167,7 +167,8 @@ class Experiments:
             end = EndOfPhase(folder / WEIGHTS, "finetune")
             return self._train(self.pruner, folder, *early, end, start=None if start is None else Path(start))
 
-        return self.do("finetune", self.dense_key, make)
+        work = "training" if self.options.finetune else "evaluating"
+        return self.do(f"{work} the dense model", self.dense_key, make)
 
     def learn(self, changes: Mapping[str, Any], restart: int = 0) -> Experiment:
         """Do the prune phase of a learned method: ``weights.ckpt``, ``gates_over_time.csv`` and the final gates."""

@@ -97,7 +97,7 @@ class EndOfRun:
         curve: The budgets of the post hoc curve, as fractions of all heads, or of each pruned kind.
     """
 
-    compare: Literal["none", "posthoc", "full"] = "full"
+    compare: Literal["none", "posthoc", "full"] = "posthoc"
     retrained: list[str] | None = None
     from_scratch: list[str] = field(default_factory=list)
     curve: list[float] = field(default_factory=lambda: [0.75, 0.5, 0.25, 0.125])

@@ -52,9 +52,9 @@ MEANS = {
 """The explanation of means by the number of seeds."""
 TITLES = [
     "Significantly behind",
-    "Level, as far as this shows",
+    "Not significantly behind",
     "For this one seed, significantly behind",
-    "For this one seed, level as far as this shows",
+    "For this one seed, not significantly behind",
     "Behind in every seed",
     "Behind in the mean but not in every seed",
     "Not tested against it",
@@ -94,7 +94,7 @@ def verdict(
     """Return Markdown on the method with the best mean at each stage and budget, and on the distance of the others.
 
     With :data:`training.stats.significance.SEEDS_FOR_A_CLAIM` or more seeds it lists methods that are significantly behind and
-    those that are level. A winner needs every rival significantly behind (Holm) *and* no overlap of intervals over seeds. With
+    those that are not. A winner needs every rival significantly behind (Holm) *and* no overlap of intervals over seeds. With
     2 to 4 seeds it lists the methods that are behind in every seed, without a claim. With one seed it names no winner and
     restricts every test to this seed. The best of this project's own methods is chosen on the selection split, because a choice
     on test would favour it.
