@@ -113,7 +113,7 @@ def announcement(line: CommandLine) -> str:
     model, budget = setup.model.backbone or "a new model", setup.model.budget
     if "methods" in line.options:
         options = group_of(ComparisonOptions, line.options)
-        methods, budgets, seeds = map(len, (options.all_methods, options.all_budgets, options.all_seeds))
+        methods, budgets, seeds = len(options.all_methods), len(options.all_budgets), len(options.all_seeds)
         work = f"comparing on {model}: methods {methods}, budgets {budgets}, seeds {seeds}"
     elif setup.model.prune == 0 and budget is None:
         work = f"training {model} with all heads"

@@ -488,7 +488,11 @@ def test_of_one_seed_every_test_is_said_to_be_of_it():
     assert "p < 0.05 in a paired bootstrap over test examples" in about
     assert "For this one seed, significantly behind: his (-" in said
     assert "For this one seed, not significantly behind: " in said
-    named = said.count("For this one seed, significantly") + said.count("For this one seed, not significantly") + said.count("significantly for this one seed")
+    named = (
+        said.count("For this one seed, significantly")
+        + said.count("For this one seed, not significantly")
+        + said.count("significantly for this one seed")
+    )
     assert said.count("ignifican") == named
     assert " wins" not in said
 
