@@ -63,7 +63,7 @@ from training.runs.tracking import versions
 from training.scoring.refits import Refit, quality, refit_if_better_
 from training.scoring.scorers import SCORERS, Scores
 from training.setup import quiet_libraries
-from training.stats.numbers import counted
+from training.stats.numbers import counted, quantity
 from training.tasks import base_model_name
 from training.tasks.classification import read_image_processor
 from training.tasks.loading import read_config, read_tokenizer
@@ -258,7 +258,7 @@ def dense_checkpoint(path: str) -> str:
     return path
 
 
-@progress.stage("refitting the dense weights")
+@progress.stage("refitting the weights to the mask")
 def refitted_to(trained: TrainedModel, mask: Tensor, dense: LoadedRun) -> tuple[TrainedModel, Refit, str]:
     """Return the run with output projections refitted to a mask, the refit, and the selection result in words.
 
@@ -269,7 +269,8 @@ def refitted_to(trained: TrainedModel, mask: Tensor, dense: LoadedRun) -> tuple[
     before = quality(dense, torch.ones(dense.gates.size))
     found = refit_if_better_(dense, trained.gates.to_gates(mask), RefitOptions(), aim)
     dense.gates.detach()
-    reached = f"{dense.metric} on the selection split {found.reached:.4f} (dense {before:.4f})"
+    after, of_dense = (quantity(dense.metric, value) for value in (found.reached, before))
+    reached = f"{dense.metric} on the selection split {after} (dense {of_dense})"
     changed = (
         f"refitted to this mask by least squares, without training; {reached}"
         if found.is_applied

@@ -34,17 +34,18 @@ def show(console: Console, table: LatencyTable) -> None:
     by_times: dict[tuple[float, ...], list[str]] = {}
     for site in table.sites:
         by_times.setdefault(tuple(site.milliseconds), []).append(site.label)
-    shown = Table(title="milliseconds of a site")
+    shown = Table(title="milliseconds of a site, smoothed so that more heads never take less")
     shown.add_column(f"{table.unit}s left", justify="right")
     for labels in by_times.values():
         shown.add_column(labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more", justify="right")
     for count in range(max(map(len, by_times))):
         shown.add_row(str(count), *(f"{times[count]:.4g}" if count < len(times) else "" for times in by_times))
     console.print(shown)
-    for site in {tuple(site.milliseconds): site for site in table.sites}.values():
+    firsts = {labels[0] for labels in by_times.values()}
+    for site in (site for site in table.sites if site.label in firsts):
         pairs = [(count, site.fastest_from(count)) for count in range(1, site.gates)]
         if slow := [f"{faster} {table.unit}s than {count}" for count, faster in pairs if faster > count]:
-            console.print(f"faster at {site.label}: {', '.join(slow)}", soft_wrap=True, highlight=False)
+            console.print(f"faster before smoothing, at {site.label}: {', '.join(slow)}", soft_wrap=True, highlight=False)
     console.print(
         f"the model takes {table.dense:.4g} ms, and {table.least:.4g} ms without any {table.unit}",
         soft_wrap=True,

@@ -108,7 +108,7 @@ def check_run(line: CommandLine) -> None:
 
 
 def announcement(line: CommandLine) -> str:
-    """Return in a sentence what the options ask for; how long it takes is known once data and model are read."""
+    """Return in a sentence what the options ask for. Its time is known once data and model are read."""
     setup = line.setup
     model, budget = setup.model.backbone or "a new model", setup.model.budget
     if "methods" in line.options:
@@ -120,7 +120,7 @@ def announcement(line: CommandLine) -> str:
     else:
         work = f"pruning {model} to {_in_words(budget, setup.model.unit)}"
     folder = "" if setup.run.run_dir is None else f", in {setup.run.run_dir}"
-    return f"{work}{folder}; an estimate of the time follows, if there is one"
+    return f"{work}{folder}"
 
 
 def _in_words(budget: GivenBudget | None, unit: str) -> str:

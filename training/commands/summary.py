@@ -161,7 +161,8 @@ def summarise(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
     values = rows.groupby(["stage", "method", "heads", "kinds"], sort=False)[metric].agg(["mean", "std", "count"]).reset_index()
     for column in ("mean", "std"):
         values[column] = shown(_name(metric), values[column])
-    digits, seeds = ",.0f" if metric == CACHE else ".1f", rows["seed"].nunique()
+    digits = ",.0f" if metric == CACHE else ".3f" if metric.endswith("loss") else ".1f"
+    seeds = rows["seed"].nunique()
     values["text"] = [
         f"{mean:{digits}}"
         + (f" ± {spread:{digits}}" if count > 1 else "")

@@ -55,6 +55,7 @@ class Command:
         groups: The groups of options of a command that trains, with their prefixes.
         hidden: The options that it takes from configurations without using them.
         check: The ``module:function`` that gets the line too, before anything heavy is imported.
+        says: What it does, with names of its options, for commands that take seconds to load; see :func:`first_line`.
         takes_rest: Whether it passes on the arguments after a lone ``--``.
         trains_together: Whether several processes can do it together.
         passes_on: The beginnings of options that the work itself reads.
@@ -67,6 +68,7 @@ class Command:
     groups: tuple[tuple[type, str], ...] = ()
     hidden: Collection[str] = ()
     check: str | None = None
+    says: str = ""
     takes_rest: bool = False
     trains_together: bool = False
     passes_on: Collection[str] = ()
@@ -98,7 +100,10 @@ COMMANDS = {
         check="training.commands.preflight:check_run",
     ),
     "report": Command(
-        "runs and comparisons as one page, with pictures", parsers.report_parser, "training.commands.report:report_runs"
+        "runs and comparisons as one page, with pictures",
+        parsers.report_parser,
+        "training.commands.report:report_runs",
+        says="writing {output}",
     ),
     "summary": Command("tables over runs", parsers.summary_parser, "training.commands.summary:show"),
     "analyze": Command(
@@ -106,6 +111,7 @@ COMMANDS = {
         parsers.analyze_parser,
         "training.analysis.analyze:analyze",
         "experiments that had ended are written",
+        says="analysing {run}, into {run_dir}",
         takes_rest=True,
         passes_on=("--other_data.",),
     ),
@@ -120,15 +126,20 @@ COMMANDS = {
         "a finished run's model in another form or at another budget",
         parsers.export_parser,
         "training.commands.export:export_run",
+        says="exporting {run} as {format}",
         takes_rest=True,
     ),
     "convert": Command(
-        "checkpoints whose heads Transformers 4 pruned", parsers.convert_parser, "training.commands.convert:convert_checkpoint"
+        "checkpoints whose heads Transformers 4 pruned",
+        parsers.convert_parser,
+        "training.commands.convert:convert_checkpoint",
+        says="converting {old_dir}",
     ),
     "translate": Command(
         "a file translated by one or more systems, with BLEU",
         parsers.translate_parser,
         "training.commands.translate:translate_files",
+        says="translating {source}",
     ),
     "latency": Command(
         "how long a model takes with which heads, for budgets in time",
@@ -137,6 +148,7 @@ COMMANDS = {
         groups=((LatencyOptions, ""), *GROUPS),
         hidden=RUN_ONLY_OPTIONS,
         check="training.commands.preflight:check_places",
+        says="measuring the latency table {output}",
     ),
 }
 
@@ -174,15 +186,22 @@ def work_on(name: str, line: CommandLine) -> object:
         check_alone(name, os.environ)
     if command.check is not None:
         load(command.check)(line)
-    if not command.trains:
-        return load(command.work)(line)
-    if line.options.trainer.enable_progress_bar is False:
+    if command.trains and line.options.trainer.enable_progress_bar is False:
         progress.hide()
-    if command.trains_together and not getattr(line.options, "list_methods", False):
-        progress.notice(load("training.commands.preflight:announcement")(line))
-    with progress.stage("loading libraries"):
+    if not (said := first_line(command, line)):
+        return load(command.work)(line)
+    with progress.stage(f"{said}: loading libraries"):
         work = load(command.work)
     return work(line)
+
+
+def first_line(command: Command, line: CommandLine) -> str:
+    """Return in a sentence what a command will do; empty for one that is done in a second or two."""
+    if getattr(line.options, "list_methods", False):
+        return ""
+    if command.trains_together:
+        return str(load("training.commands.preflight:announcement")(line))
+    return command.says.format(**vars(line.options))
 
 
 def _check_temporary_files() -> None:

@@ -53,7 +53,7 @@ def estimate(experiments: Experiments, plan: Sequence[PlanEntry], *, seeds: int 
     whole = seeds * (seconds_of(pieces, plan) + points * pieces.select)
     searches = ("restarts", "draws", "swap")
     without = ", without searches" if any(entry.method.modifiers & set(searches) for entry in plan) else ""
-    return f"about {duration(whole)} on this machine{without}; stored experiments take no time"
+    return f"about {duration(whole)} on this machine{without}; parts that an earlier run finished are not done again"
 
 
 def pieces_of(experiments: Experiments) -> Pieces | None:

@@ -323,7 +323,8 @@ class Experiments:
             "experiment": "retrain", "start": start.key, "values": values.tolist(), "options": after,
             **({} if steps is None else {"steps": steps}),
         }  # fmt: skip
-        return self.do(f"retraining, {int((values > 0).sum())} heads", determined_by, make)
+        work = "evaluating" if steps == 0 else "retraining"
+        return self.do(f"{work}, {int((values > 0).sum())} heads", determined_by, make)
 
     def from_scratch(self, values: Tensor) -> Experiment:
         """Train a new model of the same shape with the gate values from the first step, and return metrics and predictions.

@@ -85,7 +85,15 @@ def check_rows(methods: Sequence[Method], stages: Sequence[str]) -> None:
         )
 
 
-def plan_of_run(own: Method, budget: Budget | None, end: EndOfRun, kept: Method | None = None) -> Iterator[PlanEntry]:
+def plan_of_run(
+    own: Method,
+    budget: Budget | None,
+    end: EndOfRun,
+    kept: Method | None = None,
+    *,
+    tried: Sequence[Method] = (),
+    trains: bool = True,
+) -> Iterator[PlanEntry]:
     """Yield the comparison of a run: the dense model, every rival, and the user's own scores and masks to retrain.
 
     All are compared at the budget of the run.
@@ -93,6 +101,8 @@ def plan_of_run(own: Method, budget: Budget | None, end: EndOfRun, kept: Method 
     Args:
         budget: The run's budget. None if it is not needed yet.
         kept: The method whose heads the run keeps. Default: the run's method.
+        tried: The methods that it chose from.
+        trains: Whether the run trains weights after the mask is known.
     """
     kept = kept or own
     named = [*(end.retrained or []), *end.from_scratch]
@@ -106,11 +116,11 @@ def plan_of_run(own: Method, budget: Budget | None, end: EndOfRun, kept: Method 
     else:
         check_names(named, known if rivals else [*known, *RIVALS, *REFITTED_RIVALS, *(method.name for method in outside)])
     retrained = set(known) if end.retrained is None else set(end.retrained)
-    for method in dict.fromkeys([DENSE, kept, own, *rivals]):
+    for method in dict.fromkeys([DENSE, kept, own, *tried, *rivals]):
         stages = []
-        if end.compare != "none" or method in (DENSE, own, kept):
+        if end.compare != "none" or method in (DENSE, own, kept, *tried):
             stages.append(POST_HOC)
-        if own != DENSE and (method == kept or (end.compare == "full" and method.name in retrained)):
+        if own != DENSE and trains and (method == kept or (end.compare == "full" and method.name in retrained)):
             stages.append(RETRAINED)
         if end.compare == "full" and {method.name, own.base if method == own else method.name} & set(end.from_scratch):
             stages.append(FROM_SCRATCH)
@@ -246,7 +256,7 @@ def retrained(experiments: Experiments, selection: Selection, *, keeps_weights: 
     A run without a retrain phase that freezes its weights while gates are learned trains no weights, for no method.
     """
     start, changes, options = selection.refit or selection.start, selection.changes, experiments.options
-    trains = options.retrain > 0 or not options.pipelined or selection.start.key != experiments.dense().key
+    trains = options.trains_with_mask or selection.start.key != experiments.dense().key
     return experiments.retrain(
         selection.values, start=start, changes=changes, steps=None if trains else 0, keeps_weights=keeps_weights
     )

@@ -234,7 +234,7 @@ def cost_of_export(cost: Cost) -> dict[str, Any]:
 def complete_card(run: RunDirectory, results: Results, kept: Method) -> None:
     """Add the results of the dense model to the model card: retrained if it was retrained, and otherwise before pruning."""
     rows = {(row.method, row.stage): row.metrics for row in results.rows}
-    dense, pruned = rows.get(("dense", RETRAINED), rows.get(("dense", POST_HOC))), rows.get((kept.name, RETRAINED))
+    dense, pruned = (rows.get((name, RETRAINED), rows.get((name, POST_HOC))) for name in ("dense", kept.name))
     if dense is not None and pruned is not None:
         update_results(run.export / "README.md", metrics_on_test(pruned), metrics_on_test(dense))
 
@@ -258,7 +258,8 @@ def describe_run(
         own_rows = {row.stage: row.as_columns() for row in results.rows if row.method == method}
         return {stage: {name: row[name] for name in row if name not in left_out} for stage, row in own_rows.items()}
 
-    result = rows_of(kept.method.name)[POST_HOC if own.base == "dense" else RETRAINED]
+    stages = rows_of(kept.method.name)
+    result = stages.get(RETRAINED, stages[POST_HOC])
     return {
         "method": kept.method.name,
         "learned": own.name,
@@ -333,7 +334,7 @@ def fit(line: CommandLine) -> RunDirectory:
     quiet_libraries()
     setup = line.setup
     own = own_method(setup.model)
-    plan = list(plan_of_run(own, None, setup.end))  # raises for names of no method
+    plan = list(plan_of_run(own, None, setup.end, trains=setup.model.trains_with_mask))  # raises for names of no method
     check_plan(setup, plan)
     options = line.options.clone()
     options.existing = "refuse"  # of this call alone: a run that is started from the file replaces nothing unasked
@@ -402,7 +403,9 @@ def train_and_compare(
     cost = processes.in_first(lambda: export(run, pruner, data, kept, metrics.result))
     latency = achieved(setup, pruner, data)
 
-    plan, results = list(plan_of_run(own, budget, setup.end, kept.method)), Results(pruner=pruner, data=data, budgets=[budget])
+    tried, trains = list(map(Method.parse, kept.reached)), setup.model.trains_with_mask
+    plan = list(plan_of_run(own, budget, setup.end, kept.method, tried=tried, trains=trains))
+    results = Results(pruner=pruner, data=data, budgets=[budget])
     compares = setup.end.compare != "none"
     with progress.stage("comparison", sum(len(entry.stages) for entry in plan)) as shown:
         results.rows += run_seed(experiments, selector, plan, results, shown)

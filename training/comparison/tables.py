@@ -263,8 +263,8 @@ def against_dense(results: Results, kept: Method) -> dict[str, float]:
     assert results.pruner is not None
     if kept.base == "dense":
         return {}
-    dense = next(row for row in results.rows if (row.method, row.stage) == ("dense", POST_HOC))
-    final = next(row for row in results.rows if (row.method, row.stage) == (kept.name, RETRAINED))
+    rows = {(row.method, row.stage): row for row in results.rows}
+    dense, final = rows["dense", POST_HOC], rows.get((kept.name, RETRAINED), rows[kept.name, POST_HOC])
     metric = metric_of(results.pruner.task, results.data)
     values, replicates, found = compare_pair(final.predictions, dense.predictions, "test", metric)
     low, high = np.quantile(replicates[:, 0], [0.025, 0.975])

@@ -122,7 +122,7 @@ def gates_sentence(learned: Mapping[str, Any], unit_of_price: str = "an open one
     """Return how many gates training closed and the final price of a gate; empty if nothing was trained."""
     if not learned or not learned["price"]:  # a price that was given, and the exact top K, leave no gate to a budget
         return ""
-    text = f"of {counted(learned['closed'], 'closed gate')}, {learned['closed_by_gates']} had closed by themselves"
+    text = f"of {counted(learned['closed'], 'closed gate')}, {learned['closed_by_gates']} had closed in training"
     few = learned["closed_by_gates"] < ENOUGH * learned["closed"]
     rest = f", and the rest was closed by their rank; {HINT}" if few else ""
     return f"{text}{rest}; price of {unit_of_price} at the end: {', '.join(f'{each:.3g}' for each in learned['price'])}"

@@ -310,6 +310,11 @@ class PrunerOptions(Distillation, Optimisation, Phases, Gating, Source):
             )
 
     @property
+    def trains_with_mask(self) -> bool:
+        """Return whether the run trains weights after the mask is known, or together with it."""
+        return self.retrain > 0 or not self.pipelined
+
+    @property
     def refits(self) -> bool:
         """Return whether the run refits the weights behind its heads."""
         return self.refit and self.prune > 0 and not self.why_not_refitted

@@ -17,6 +17,7 @@ from training.runs import processes, progress
 from training.runs.cost import Cost, measured
 from training.scoring.passes import refit
 from training.scoring.subject import ScoringContext
+from training.stats.numbers import quantity
 
 
 class RefitError(GateError):
@@ -71,13 +72,13 @@ def refit_if_better_(subject: ScoringContext, mask: Tensor, search: RefitOptions
                 raise
             raise RefitError(f"{subject.device} has too little memory for a refit on {search.rows} rows") from error
         refitted = quality(subject, mask)
-    gain = subject.task.gain
+    gain, metric = subject.task.gain, subject.task.main_metric
     is_applied = not math.isnan(refitted) and (math.isnan(alone) or gain(refitted) >= gain(alone))
     if not is_applied:
         use_weights_(subject, start)
         progress.notice(
-            f"{subject.task.main_metric} on the selection split is {alone:.4f} with the mask of {int(mask.sum())} alone "
-            f"and {refitted:.4f} after the refit, so the weights stay as they were"
+            f"{metric} on the selection split is {quantity(metric, alone)} with a mask of {int(mask.sum())} alone and "
+            f"{quantity(metric, refitted)} after the refit, so these weights stay as they were"
         )
     return Refit(is_applied, refitted, alone, cost.cost)
 

@@ -50,23 +50,23 @@ def test_a_run_that_can_be_is_not_refused(project):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        (["--model.budget", "18", "--run_dir", "runs/x"], "pruning a/b to 18 heads, in runs/x; "),
-        (["--model.budget", "0.5", "--model.unit", "group"], "pruning a/b to 50 % of its groups; "),
-        (["--model.budget", "{encoder: 3}"], "pruning a/b to encoder 3 heads; "),
-        (["--model.budget", "auto"], "pruning a/b to the fewest heads that keep its quality; "),
-        (["--model.budget", "0.7x"], "pruning a/b to heads within a time of 0.7x; "),
-        (["--model.budget", "null", "--model.price", "0.01"], "pruning a/b to the heads that are worth their price; "),
-        (["--model.budget", "null", "--model.prune", "0", "--model.retrain", "0"], "training a/b with all heads; "),
+        (["--model.budget", "18", "--run_dir", "runs/x"], "pruning a/b to 18 heads, in runs/x"),
+        (["--model.budget", "0.5", "--model.unit", "group"], "pruning a/b to 50 % of its groups"),
+        (["--model.budget", "{encoder: 3}"], "pruning a/b to encoder 3 heads"),
+        (["--model.budget", "auto"], "pruning a/b to the fewest heads that keep its quality"),
+        (["--model.budget", "0.7x"], "pruning a/b to heads within a time of 0.7x"),
+        (["--model.budget", "null", "--model.price", "0.01"], "pruning a/b to the heads that are worth their price"),
+        (["--model.budget", "null", "--model.prune", "0", "--model.retrain", "0"], "training a/b with all heads"),
     ],
 )
 def test_the_first_line_says_what_was_asked_for(given, sentence):
     line = ["--model.backbone", "a/b", "--data.train_file", "a.csv", "--data.test_file", "b.csv", *given]
-    assert announcement(read("fit", line)).startswith(sentence)
+    assert announcement(read("fit", line)) == sentence
 
 
 def test_the_first_line_of_a_comparison():
     given = ["--methods", "his,random", "--budgets", "9,18", "--seeds", "0,1,2", "--run_dir", "c"]
-    assert announcement(read("compare", given)).startswith("comparing on a new model: methods 2, budgets 2, seeds 3, in c; ")
+    assert announcement(read("compare", given)) == "comparing on a new model: methods 2, budgets 2, seeds 3, in c"
 
 
 def test_files_and_folders_that_are_not_there(project):

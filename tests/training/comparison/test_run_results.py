@@ -36,9 +36,9 @@ def test_a_local_folder_is_named_by_its_last_part(tmp_path):
 
 def test_the_end_of_a_run_says_how_many_gates_closed_by_themselves_and_what_to_do_where_these_are_few():
     gates = {"closed": 10, "closed_by_gates": 9, "price": [0.0125]}
-    assert gates_sentence(gates) == ("of 10 closed gates, 9 had closed by themselves; price of an open one at the end: 0.0125")
+    assert gates_sentence(gates) == ("of 10 closed gates, 9 had closed in training; price of an open one at the end: 0.0125")
     assert gates_sentence(gates | {"closed_by_gates": 8}) == (
-        "of 10 closed gates, 8 had closed by themselves, and the rest was closed by their rank; a longer prune phase "
+        "of 10 closed gates, 8 had closed in training, and the rest was closed by their rank; a longer prune phase "
         "(a larger --model.prune) leaves less to the rank; price of an open one at the end: 0.0125"
     )
     assert gates_sentence(gates | {"price": []}) == gates_sentence({}) == ""
