@@ -1,5 +1,6 @@
-"""The notebooks, executed top to bottom on what tiny runs leave, and the script of the ablation."""
+"""The notebooks, executed top to bottom on what tiny runs leave, and scripts of ablations."""
 
+import json
 import re
 from functools import partial
 from pathlib import Path
@@ -95,3 +96,30 @@ def test_levers_are_judged_on_the_selection_split(tmp_path, capsys):
         assert f"{100 * row.mean:.1f}" in (tmp_path / "out" / "verdict.md").read_text()
     assert levers.main([str(tmp_path / "out"), "--only", "luck", *further]) == 2
     assert "--only has 'luck'" in capsys.readouterr().err
+
+
+@pytest.mark.nightly
+def test_heads_chosen_with_trained_projections_are_judged_on_dense_weights(tmp_path, monkeypatch, capsys):
+    from transformers import BertConfig, BertModel
+
+    from training.data.synthetic import build_tokenizer
+
+    tokenizer = build_tokenizer()
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
+    BertModel(BertConfig(**sizes, vocab_size=len(tokenizer))).save_pretrained(tmp_path / "backbone")
+    tokenizer.save_pretrained(tmp_path / "backbone")
+    words = [word for word in tokenizer.get_vocab() if word.isalpha()]
+    texts = [f"{first} {second}\t{place % 2}" for place, first in enumerate(words[:20]) for second in words[:10]]
+    (tmp_path / "train.tsv").write_text("\n".join(texts))
+    command = [str(tmp_path / "train.tsv"), str(tmp_path / "rows.jsonl"), "--backbone", str(tmp_path / "backbone")]
+    command += ["--rows", "80", "--heads", "3", "--seeds", "0,1", "--dense_steps", "4", "--steps", "3"]
+    joint = script(NOTEBOOKS / "joint.py")
+    joint.main(command)
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert [(row["seed"], row["variant"]) for row in rows] == [(seed, name) for seed in (0, 1) for name in joint.VARIANTS]
+    assert {len(row["kept"]) for row in rows} == {3}
+    assert len({row["loss"] for row in rows if row["seed"] == 0}) == len({str(row["kept"]) for row in rows if row["seed"] == 0})
+    printed = capsys.readouterr().out.splitlines()[-6:]
+    monkeypatch.setattr(joint, "train_dense", None)  # nothing is left to train
+    joint.main(command)
+    assert capsys.readouterr().out.splitlines() == printed
