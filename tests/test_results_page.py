@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from scipy.stats import ttest_1samp
 
 ROOT = Path(__file__).parents[1]
 PAGE = " ".join((ROOT / "docs" / "results.md").read_text(encoding="utf-8").split())
@@ -362,3 +363,20 @@ def test_how_far_seeds_lie_apart():
     assert round((alone < 2).mean(), 1) == 0.3
     page = (ROOT / "docs" / "explanation" / "statistics.md").read_text(encoding="utf-8")
     assert f"The largest is {alone.max():.0f} points" in page
+
+
+def test_gates_that_know_of_the_refit():
+    rows = pd.read_json(RESULTS / "levers" / "joint.jsonl", lines=True)
+    table = rows.pivot(index="variant", columns="seed", values="accuracy")
+    assert table.shape == (4, 5)
+    names = {
+        "gates": "gates from `obs`, weights frozen",
+        "joint": "the same, output projections trained with the gates",
+        "joint-stream": "the same, and a distance to the dense residual stream",
+    }
+    assert f"| `obs` | {table.loc['obs'].mean():.1f} ± {table.loc['obs'].std():.1f} | |" in PAGE
+    for variant, name in names.items():
+        own, behind = table.loc[variant], table.loc[variant] - table.loc["obs"]
+        assert f"| {name} | {own.mean():.1f} ± {own.std():.1f} | {behind.mean():.1f} ± {behind.std():.1f} |" in PAGE
+        assert behind.mean() < 0
+        assert ttest_1samp(behind, 0).pvalue > 0.05
