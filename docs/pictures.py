@@ -72,8 +72,10 @@ SVG: dict[Any, Any] = {
 def front() -> Figure:
     """Draw the mean accuracy over the four tasks against the heads that are kept, for the mask alone and with a refit."""
     folders = [name for seeds in TASKS.values() for name in (seeds, seeds.replace("_seeds", "_from_dense"))]
-    rows = pd.concat([pd.read_csv(RESULTS / folder / "comparison.csv").assign(task=folder.split("_")[0]) for folder in folders])
-    rows = rows[rows["stage"] == "post hoc"].drop_duplicates(["task", "method", "heads", "seed"])
+    tables = {folder: pd.read_csv(RESULTS / folder / "comparison.csv") for folder in folders}
+    rows = pd.concat([table.assign(folder=folder, task=folder.split("_")[0]) for folder, table in tables.items()])
+    alone = ~(rows["folder"].str.endswith("_seeds") & rows["method"].str.endswith("+refit"))  # not all tasks have refits there
+    rows = rows[alone & (rows["stage"] == "post hoc")].drop_duplicates(["task", "method", "heads", "seed"])
     cells = 100 * rows.groupby(["method", "heads", "task"])["test_accuracy"].mean().unstack()
     mean = cells.dropna().mean(axis=1)  # where all tasks have a result
     figure = Figure(figsize=(5.4, 4.4), layout="constrained")  # narrow, so that a phone can show it
@@ -102,7 +104,10 @@ def four_tasks() -> Figure:
     """Draw the accuracy on four tasks as heads are removed, with the mask alone."""
     figure = Figure(figsize=(5.8, 6.2), layout="constrained")
     contents = {task: read_contents(RESULTS / folder) for task, folder in TASKS.items()}
-    styles = method_styles(list(dict.fromkeys(method for one in contents.values() for method in one.methods)))
+    first = next(iter(contents.values()))
+    for one in contents.values():
+        one.summary = one.summary[one.summary["method"].isin([DENSE, *first.methods])]  # what all tasks have
+    styles = method_styles(first.methods)
     panels = list(figure.subplots(2, 2).flat)
     for axes, (task, one) in zip(panels, contents.items(), strict=True):
         draw_quality(axes, one, "post hoc", styles)

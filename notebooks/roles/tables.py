@@ -69,7 +69,8 @@ def survival_table() -> pd.DataFrame:
         task: survival_of_roles(str(RESULTS / f"{task}_seeds"), roles).tables["survival"]
         for task in ("agreement", "sick", "sst2", "trec")
     }
-    return pd.concat(found, names=["comparison"]).reset_index("comparison")
+    table = pd.concat(found, names=["comparison"]).reset_index("comparison")
+    return table[~table["method"].str.endswith("+refit")]  # which has the heads of the method without it
 
 
 if __name__ == "__main__":
