@@ -30,6 +30,7 @@ from training.data.base import TaskData
 from training.data.synthetic import SyntheticData
 from training.data.translation import TranslationData
 from training.pruner.module import HeadPruner
+from training.report.captions import outcome
 from training.runs import progress
 from training.runs.directory import METRICS, RunDirectory
 from training.runs.stored import AGAIN, read_arrays, write_checksums
@@ -215,6 +216,8 @@ def write_tables(
     within = {budget.total: str(budget.time) for budget in budgets if budget.time is not None}
     ours = [method.name for method in methods if method.is_ours]
     majority = majority_of(results, predictions)
+    said = outcome((more or {}).get("run", {}), main_metric)
+    of_run = [f"{said[name][0].upper()}{said[name][1:]}." for name in ("choice", "quality") if name in said]
     text = verdict(
         summary,
         tests,
@@ -231,7 +234,7 @@ def write_tables(
     tables["agreement.csv"] = agreement(results.masks, results.rankings, quotas=quotas)
     tables["samples.tsv"] = sample_translations(results, predictions)
     write_files(run, results, tables | optional_tables(results))
-    run.write_text("verdict.md", text)
+    run.write_text("verdict.md", text.replace("# Verdict\n", "\n\n".join(["# Verdict", *of_run]) + "\n", 1))
     run.write_json(
         METRICS,
         {
