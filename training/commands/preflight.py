@@ -108,7 +108,7 @@ def check_run(line: CommandLine) -> None:
 
 
 def announcement(line: CommandLine) -> str:
-    """Return in a sentence what the options ask for. Its time is known once data and model are read."""
+    """Return the request in a sentence. The time it takes is known once data and model are read."""
     setup = line.setup
     model, budget = setup.model.backbone or "a new model", setup.model.budget
     if "methods" in line.options:

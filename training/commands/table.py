@@ -55,7 +55,7 @@ class Command:
         groups: The groups of options of a command that trains, with their prefixes.
         hidden: The options that it takes from configurations without using them.
         check: The ``module:function`` that gets the line too, before anything heavy is imported.
-        says: What it does, with names of its options, for commands that take seconds to load; see :func:`first_line`.
+        says: A sentence on its work, with names of its options, for a command that takes seconds to load.
         takes_rest: Whether it passes on the arguments after a lone ``--``.
         trains_together: Whether several processes can do it together.
         passes_on: The beginnings of options that the work itself reads.
@@ -188,15 +188,15 @@ def work_on(name: str, line: CommandLine) -> object:
         load(command.check)(line)
     if command.trains and line.options.trainer.enable_progress_bar is False:
         progress.hide()
-    if not (said := first_line(command, line)):
+    if not (sentence := first_line(command, line)):
         return load(command.work)(line)
-    with progress.stage(f"{said}: loading libraries"):
+    with progress.stage(f"{sentence}: loading libraries"):
         work = load(command.work)
     return work(line)
 
 
 def first_line(command: Command, line: CommandLine) -> str:
-    """Return in a sentence what a command will do; empty for one that is done in a second or two."""
+    """Return a sentence on the work of a command; empty for one that is done in a second or two."""
     if getattr(line.options, "list_methods", False):
         return ""
     if command.trains_together:

@@ -216,8 +216,8 @@ def write_tables(
     within = {budget.total: str(budget.time) for budget in budgets if budget.time is not None}
     ours = [method.name for method in methods if method.is_ours]
     majority = majority_of(results, predictions)
-    said = outcome((more or {}).get("run", {}), main_metric)
-    of_run = [f"{said[name][0].upper()}{said[name][1:]}." for name in ("choice", "quality") if name in said]
+    sentences = outcome((more or {}).get("run", {}), main_metric)
+    of_run = [f"{sentences[name][0].upper()}{sentences[name][1:]}." for name in ("choice", "quality") if name in sentences]
     text = verdict(
         summary,
         tests,
