@@ -25,7 +25,7 @@ def fit(folder, kind, data, model):
     """The directory of a run on this kind of data."""
     groups = {"data": data, "model": model, "trainer": {"accelerator": "cpu"}, "wandb": {"mode": "disabled"}}
     options = {f"{group}.{name}": value for group, values in groups.items() for name, value in values.items()}
-    options |= {"retrained": "[his]", "curve": "[]"}
+    options |= {"compare": "full", "retrained": "[his]", "curve": "[]"}
     given = [part for name, value in options.items() for part in (f"--{name}", str(value))]
     assert main(["--data", kind, *given, "--run_dir", str(folder / "run")]) == 0
     return folder / "run"

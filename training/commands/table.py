@@ -103,7 +103,6 @@ COMMANDS = {
         "runs and comparisons as one page, with pictures",
         parsers.report_parser,
         "training.commands.report:report_runs",
-        says="writing {output}",
     ),
     "summary": Command("tables over runs", parsers.summary_parser, "training.commands.summary:show"),
     "analyze": Command(
@@ -133,13 +132,11 @@ COMMANDS = {
         "checkpoints whose heads Transformers 4 pruned",
         parsers.convert_parser,
         "training.commands.convert:convert_checkpoint",
-        says="converting {old_dir}",
     ),
     "translate": Command(
         "a file translated by one or more systems, with BLEU",
         parsers.translate_parser,
         "training.commands.translate:translate_files",
-        says="translating {source}",
     ),
     "latency": Command(
         "how long a model takes with which heads, for budgets in time",

@@ -196,7 +196,8 @@ def test_the_finetune_is_repeated_to_the_last_bit_and_seen_at_every_epoch(run, t
 )
 def test_bad_options_are_one_sentence(tmp_path, capsys, arguments, message):
     assert call(tmp_path / "nowhere", tmp_path / "out", *arguments) == 2
-    error = capsys.readouterr().err
+    first, error = capsys.readouterr().err.split("\n", 1)
+    assert first.endswith(": loading libraries")
     assert error.startswith("error: ")
     assert message in error
     assert error.count("\n") == 1

@@ -152,7 +152,8 @@ def call(run, out, *arguments):
 )
 def test_bad_input_is_one_sentence(folder, tmp_path, capsys, arguments, message):
     assert call(folder, tmp_path / "out", *arguments) == 2
-    error = capsys.readouterr().err
+    first, error = capsys.readouterr().err.split("\n", 1)
+    assert first.endswith(": loading libraries")
     assert error.startswith("error: ")
     assert message in error
     assert error.count("\n") == 1

@@ -294,7 +294,8 @@ def test_the_card_states_costs_and_results_only_where_they_hold(run, tmp_path, c
 def test_bad_input_is_one_sentence_and_leaves_nothing(run, tmp_path, capsys, monkeypatch, arguments, message):
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
     assert run_command("export", [str(run), "--format", "masked", "--output", str(tmp_path / "out"), *arguments]) == 2
-    error = capsys.readouterr().err
+    first, error = capsys.readouterr().err.split("\n", 1)
+    assert first.endswith(": loading libraries")
     assert error.startswith("error: ")
     assert message in error
     assert error.count("\n") == 1

@@ -27,12 +27,12 @@ def test_the_number_that_is_said_is_of_the_refit(tmp_path, capsys, monkeypatch):
     said = r"perplexity on the selection split (\S+) \(dense (\S+)\)"
     found_in = capsys.readouterr().out
     reached, dense = re.search(rf"refitted to \d heads: {said}, ", found_in).groups()
-    assert reached == f"{min(refitted.refitted, refitted.unrefitted):.4f}"
+    assert reached == f"{min(refitted.refitted, refitted.unrefitted):.2f}"
     card = " ".join((tmp_path / "out" / "README.md").read_text().split())
     assert re.search(said, card).groups() == (reached, dense)
     assert "with data given at the export (--data.train_file, --data.select_file, --data.test_file)" in card
     tuned = pd.read_csv(run / "metrics.csv").query("epoch == 1")["select/perplexity"].dropna()  # the end of fine-tuning
-    assert dense == f"{tuned.item():.4f}"
+    assert dense == f"{tuned.item():.2f}"
     assert run_command("export", [*arguments[:3], "--output", str(tmp_path / "own"), "--", *files]) == 2
     assert "'--data.train_file' behind -- is for the run's data, which this export does not read" in capsys.readouterr().err
     assert not (tmp_path / "own").exists()

@@ -12,6 +12,7 @@ from training.config import RefitOptions
 from training.pruner.module import evaluate
 from training.scoring import passes, refits
 from training.scoring.refits import quality, refit_if_better_
+from training.stats.numbers import quantity
 
 MASK = torch.tensor([1.0, 0, 0, 1, 0, 1, 0, 0])
 
@@ -90,5 +91,6 @@ def test_a_refit_that_is_worse_than_none_or_no_number_is_not_applied(scripted, c
     for name, parameter in parameters_of(subject).items():
         torch.testing.assert_close(parameter, dense[name] + is_applied, rtol=0, atol=0)
     if refitted == 0.4:
-        said = f"is {sign * 0.5:.4f} with the mask of 3 alone and {sign * 0.4:.4f} after the refit"
+        before, after = (quantity(subject.task.main_metric, sign * value) for value in (0.5, 0.4))
+        said = f"is {before} with a mask of 3 alone and {after} after the refit"
         assert said in " ".join(capsys.readouterr().out.split())
