@@ -128,7 +128,7 @@ def _in_words(budget: GivenBudget | None, unit: str) -> str:
         return "the heads that are worth their price"
     if budget == AUTO:
         return "the fewest heads that keep its quality"
-    if isinstance(budget, float) and budget < 1:
+    if isinstance(budget, float) and budget <= 1:
         return f"{100 * budget:g} % of its {unit}s"
     if isinstance(budget, dict):
         return f"{', '.join(f'{kind} {kept}' for kind, kept in budget.items())} {unit}s"

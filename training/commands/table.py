@@ -100,9 +100,7 @@ COMMANDS = {
         check="training.commands.preflight:check_run",
     ),
     "report": Command(
-        "runs and comparisons as one page, with pictures",
-        parsers.report_parser,
-        "training.commands.report:report_runs",
+        "runs and comparisons as one page, with pictures", parsers.report_parser, "training.commands.report:report_runs"
     ),
     "summary": Command("tables over runs", parsers.summary_parser, "training.commands.summary:show"),
     "analyze": Command(
@@ -129,9 +127,7 @@ COMMANDS = {
         takes_rest=True,
     ),
     "convert": Command(
-        "checkpoints whose heads Transformers 4 pruned",
-        parsers.convert_parser,
-        "training.commands.convert:convert_checkpoint",
+        "checkpoints whose heads Transformers 4 pruned", parsers.convert_parser, "training.commands.convert:convert_checkpoint"
     ),
     "translate": Command(
         "a file translated by one or more systems, with BLEU",
