@@ -216,8 +216,6 @@ def write_tables(
     within = {budget.total: str(budget.time) for budget in budgets if budget.time is not None}
     ours = [method.name for method in methods if method.is_ours]
     majority = majority_of(results, predictions)
-    sentences = outcome((more or {}).get("run", {}), main_metric)
-    of_run = [f"{sentences[name][0].upper()}{sentences[name][1:]}." for name in ("choice", "quality") if name in sentences]
     text = verdict(
         summary,
         tests,
@@ -234,7 +232,7 @@ def write_tables(
     tables["agreement.csv"] = agreement(results.masks, results.rankings, quotas=quotas)
     tables["samples.tsv"] = sample_translations(results, predictions)
     write_files(run, results, tables | optional_tables(results))
-    run.write_text("verdict.md", text.replace("# Verdict\n", "\n\n".join(["# Verdict", *of_run]) + "\n", 1))
+    run.write_text("verdict.md", text if more is None else with_outcome(text, more["run"], main_metric))
     run.write_json(
         METRICS,
         {
@@ -256,6 +254,13 @@ def write_tables(
         },
     )
     write_checksums(run.path)
+
+
+def with_outcome(text: str, run: Mapping[str, Any], metric: str) -> str:
+    """Return the verdict of a run with its choice of heads and their quality as the first paragraphs."""
+    sentences = outcome(run, metric)
+    first = [f"{sentences[name][0].upper()}{sentences[name][1:]}.\n" for name in ("choice", "quality") if name in sentences]
+    return text.replace("# Verdict\n", "\n".join(["# Verdict\n", *first]), 1)
 
 
 def against_dense(results: Results, kept: Method) -> dict[str, float]:
