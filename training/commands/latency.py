@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from gates.gating.latency import LatencyTable
+from gates.gating.latency import LatencyTable, SiteTimes
 from training.cli.command_line import CommandLine
 from training.cli.exit import stdout
 from training.comparison.latency import measured_table
@@ -31,18 +31,17 @@ def measure_latency(line: CommandLine) -> None:
 
 def show(console: Console, table: LatencyTable) -> None:
     """Print the milliseconds of each site by its number of open gates; sites with equal times share a column."""
-    by_times: dict[tuple[float, ...], list[str]] = {}
+    by_times: dict[tuple[float, ...], list[SiteTimes]] = {}
     for site in table.sites:
-        by_times.setdefault(tuple(site.milliseconds), []).append(site.label)
+        by_times.setdefault(tuple(site.milliseconds), []).append(site)
     shown = Table(title="milliseconds of a site, smoothed so that more heads never take less")
     shown.add_column(f"{table.unit}s left", justify="right")
-    for labels in by_times.values():
-        shown.add_column(labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more", justify="right")
+    for first, *others in by_times.values():
+        shown.add_column(f"{first.label} and {len(others)} more" if others else first.label, justify="right")
     for count in range(max(map(len, by_times))):
         shown.add_row(str(count), *(f"{times[count]:.4g}" if count < len(times) else "" for times in by_times))
     console.print(shown)
-    firsts = {labels[0] for labels in by_times.values()}
-    for site in (site for site in table.sites if site.label in firsts):
+    for site, *_ in by_times.values():
         pairs = [(count, site.fastest_from(count)) for count in range(1, site.gates)]
         if slow := [f"{faster} {table.unit}s than {count}" for count, faster in pairs if faster > count]:
             console.print(f"faster before smoothing, at {site.label}: {', '.join(slow)}", soft_wrap=True, highlight=False)

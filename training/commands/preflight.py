@@ -26,6 +26,7 @@ from training.data.files import check_there
 from training.runs.directory import RunDirectory, refuse_busy
 from training.runs.launched import check_alone, is_first_process, launched
 from training.runs.ray_cluster import check_ray
+from training.stats.numbers import kinds_kept
 
 # Options on a command line that nothing would use. A configuration may have them, because it may serve other runs too.
 
@@ -131,7 +132,7 @@ def _in_words(budget: GivenBudget | None, unit: str) -> str:
     if isinstance(budget, float) and budget <= 1:
         return f"{100 * budget:g} % of its {unit}s"
     if isinstance(budget, dict):
-        return f"{', '.join(f'{kind} {kept}' for kind, kept in budget.items())} {unit}s"
+        return f"{kinds_kept(budget)} {unit}s"
     return f"{budget} {unit}s" if isinstance(budget, int | float) else f"heads within a time of {budget}"
 
 

@@ -38,7 +38,6 @@ from training.comparison.tables import Results, against_dense, save_translations
 from training.comparison.terminal import show_run
 from training.comparison.wandb import send_run
 from training.config import PrunerOptions, Setup, SwapSearch
-from training.config.comparison import POST_HOC, RETRAINED
 from training.config.data_base import MORE
 from training.config.model import AUTO
 from training.data.base import TaskData
@@ -233,10 +232,9 @@ def cost_of_export(cost: Cost) -> dict[str, Any]:
 
 def complete_card(run: RunDirectory, results: Results, kept: Method) -> None:
     """Add the results of the dense model to the model card: retrained if it was retrained, and otherwise before pruning."""
-    rows = {(row.method, row.stage): row.metrics for row in results.rows}
-    dense, pruned = (rows.get((name, RETRAINED), rows.get((name, POST_HOC))) for name in ("dense", kept.name))
-    if dense is not None and pruned is not None:
-        update_results(run.export / "README.md", metrics_on_test(pruned), metrics_on_test(dense))
+    if kept.base != "dense":
+        dense, pruned = (metrics_on_test(results.last_row(name).metrics) for name in ("dense", kept.name))
+        update_results(run.export / "README.md", pruned, dense)
 
 
 def metrics_on_test(row: Mapping[str, Any]) -> dict[str, float]:
@@ -258,8 +256,7 @@ def describe_run(
         own_rows = {row.stage: row.as_columns() for row in results.rows if row.method == method}
         return {stage: {name: row[name] for name in row if name not in left_out} for stage, row in own_rows.items()}
 
-    stages = rows_of(kept.method.name)
-    result = stages.get(RETRAINED, stages[POST_HOC])
+    result = rows_of(kept.method.name)[results.last_row(kept.method.name).stage]
     return {
         "method": kept.method.name,
         "learned": own.name,

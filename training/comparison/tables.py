@@ -117,6 +117,11 @@ class Results:
         table = pd.DataFrame([row.as_columns() for row in self.rows])
         return table[[*table.columns.drop("experiment"), "experiment"]]
 
+    def last_row(self, method: str) -> Row:
+        """Return the row of a method's model at the end of a run: retrained if it was retrained, and otherwise post hoc."""
+        rows = {row.stage: row for row in self.rows if row.method == method}
+        return rows.get(RETRAINED, rows[POST_HOC])
+
 
 def score_columns(experiments: Experiments, selector: MaskSelector, rankings: Mapping[Mask, Tensor]) -> pd.DataFrame:
     """Return one row per gate of a seed: its place, its raw scores, and its score by each method at the smallest budget."""
@@ -271,8 +276,8 @@ def against_dense(results: Results, kept: Method) -> dict[str, float]:
     assert results.pruner is not None
     if kept.base == "dense":
         return {}
-    rows = {(row.method, row.stage): row for row in results.rows}
-    dense, final = rows["dense", POST_HOC], rows.get((kept.name, RETRAINED), rows[kept.name, POST_HOC])
+    dense = next(row for row in results.rows if (row.method, row.stage) == ("dense", POST_HOC))
+    final = results.last_row(kept.name)
     metric = metric_of(results.pruner.task, results.data)
     values, replicates, found = compare_pair(final.predictions, dense.predictions, "test", metric)
     low, high = np.quantile(replicates[:, 0], [0.025, 0.975])

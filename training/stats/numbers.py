@@ -78,7 +78,7 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" + ("" if count == 1 else "s")
 
 
-def kinds_kept(kinds: Mapping[str, int]) -> str:
+def kinds_kept(kinds: Mapping[str, float]) -> str:
     """Return ``encoder 10, cross 20``."""
     return ", ".join(f"{kind} {kept}" for kind, kept in kinds.items())
 
