@@ -51,7 +51,7 @@ class Budget:
         if isinstance(value, str):
             parse_time(value)  # raises for a text that is no time
             raise GateError(
-                f"the budget is {value!r}, but the latency of this model is unknown; measure it first (python -m training "
+                f"the budget is {value!r}, but the latency of this model is unknown; measure it first (head-gates "
                 "latency), or give a number of heads or a fraction"
             )
         if not isinstance(value, Mapping):

@@ -97,7 +97,7 @@ class HeadGates(nn.Module):
             raise GateError(f"the unit is {unit!r}; expected 'head' or 'group'")
         if budget is not None and family not in TOP_K_FAMILIES:
             raise GateError(
-                f"{family} gates take no budget, but {budget} is given; leave it out, or choose {TOP_K_FAMILIES[0]}"
+                f"{family} gates take no budget, but {budget} is given; remove the budget, or choose {TOP_K_FAMILIES[0]}"
             )
         self.unit: Unit = unit
         self.draw_per: DrawPer = draw_per

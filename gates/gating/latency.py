@@ -137,10 +137,10 @@ class LatencyTable:
         except (KeyError, TypeError, ValueError) as error:
             raise GateError(
                 f"{str(path)!r} is not a latency table: expected rest, unit, and sites with a label and milliseconds, as "
-                "python -m training latency writes it"
+                "head-gates latency writes it"
             ) from error
         if not sites:
-            raise GateError(f"the latency table {str(path)!r} has no sites; measure it again (python -m training latency)")
+            raise GateError(f"the latency table {str(path)!r} has no sites; measure it again (head-gates latency)")
         for site in sites:
             _check_times(site, str(path))
         _check_number(table.rest, "rest", str(path))

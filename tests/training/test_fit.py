@@ -523,6 +523,9 @@ def test_a_refitted_run_keeps_the_best_heads_on_the_selection_split(tmp_path, ke
         assert described["method"] == max(reached, key=reached.get)
         assert {name: rows.loc[(name, "post hoc"), "select_accuracy"] for name in reached} == pytest.approx(reached)
         assert f"Kept the heads of {described['method']}: " in (run / "verdict.md").read_text()
+        second = described["lead"]["second"]
+        assert described["lead"]["difference"] == pytest.approx(reached[described["method"]] - reached[second])
+        assert reached[second] == sorted(reached.values())[1]
     final = rows.loc[(described["method"], "retrained")]
     found = described["against_dense"]
     assert found["value"] == pytest.approx(final["test_accuracy"])

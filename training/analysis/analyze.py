@@ -283,5 +283,5 @@ def _names(option: str, listed: str | None) -> tuple[str, ...]:
     """Split names at commas. There are none where the option is not given."""
     names = tuple(part.strip() for part in (listed or "").split(",") if part.strip())
     if listed is not None and not names:
-        raise GateError(f"--{option} is {listed!r}; expected names separated by commas, or leave it out")
+        raise GateError(f"--{option} is {listed!r}; expected names separated by commas; remove the option for its default")
     return names

@@ -337,7 +337,7 @@ def _model_and_mask(line: CommandLine, padding: bool | LatencyTable) -> tuple[Tr
         text = f"{done}: {reached}, {seconds}"
         stdout().print(text, soft_wrap=True, highlight=False)
     elif line.rest and not dense.cache_info().currsize:
-        raise GateError(f"{line.rest[0]!r} behind -- is for the run's data, which this export does not read; leave it out")
+        raise GateError(f"{line.rest[0]!r} behind -- is for the run's data, which this export does not read; remove it")
     return trained, mask
 
 

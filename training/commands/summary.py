@@ -112,7 +112,7 @@ UNUSED_WITH = {
 def read_runs(paths: Sequence[Path]) -> pd.DataFrame:
     """Return the rows of all ``comparison.csv`` files."""
     if not paths:
-        raise GateError("no directory is given; name some that training.fit or training compare wrote")
+        raise GateError("no directory is given; name some that head-gates fit or head-gates compare wrote")
     tables = []
     for path in paths:
         try:
@@ -134,7 +134,7 @@ def read_runs(paths: Sequence[Path]) -> pd.DataFrame:
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise GateError(
-                f"metrics.json or comparison.csv in {str(path)!r} is not as training.fit or training compare writes it"
+                f"metrics.json or comparison.csv in {str(path)!r} is not as head-gates fit or compare writes it"
             ) from error
     check_comparable(paths, tables)
     rows = pd.concat(tables, ignore_index=True)

@@ -39,7 +39,7 @@ class Pieces:
     score: float
 
 
-def estimate(experiments: Experiments, plan: Sequence[PlanEntry], *, seeds: int = 1, points: int = 0) -> str:
+def estimate(experiments: Experiments, plan: Sequence[PlanEntry], *, seeds: int = 1, points: int = 0, refits: int = 0) -> str:
     """Return in a sentence how long a run or a comparison takes, if nothing of it is done yet; empty if that is unknown.
 
     It is known on one CPU, for models whose batches take seconds at most and that do not generate texts.
@@ -47,10 +47,11 @@ def estimate(experiments: Experiments, plan: Sequence[PlanEntry], *, seeds: int 
     Args:
         experiments: The experiments of the first seed.
         points: The number of evaluations on the selection split that are not in the plan.
+        refits: The number of refits that are not in the plan.
     """
     if (pieces := pieces_of(experiments)) is None:
         return ""
-    whole = seeds * (seconds_of(pieces, plan) + points * pieces.select)
+    whole = seeds * (seconds_of(pieces, plan) + points * pieces.select + refits * pieces.refit)
     searches = ("restarts", "draws", "swap")
     without = ", without searches" if any(entry.method.modifiers & set(searches) for entry in plan) else ""
     return f"about {duration(whole)} on this machine{without}; parts that an earlier run finished are not done again"

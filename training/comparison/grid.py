@@ -89,7 +89,7 @@ def check_unused(config: Namespace, given: Sequence[str]) -> None:
     """
     for name, instead in (dict.fromkeys(RUN_ONLY_OPTIONS, "") | INSTEAD).items():
         if any(argument.split("=")[0] == f"--{name}" for argument in given):
-            raise GateError(f"--{name} is an option of training.fit, which a comparison does not use{instead}")
+            raise GateError(f"--{name} is an option of head-gates fit, which a comparison does not use{instead}")
     if data_of(config.data).own_budgets is not None and any(argument.split("=")[0] == "--budgets" for argument in given):
         raise GateError("--budgets is given, but these data know how many heads are needed; --data.spare says how many more")
     if config.ckpt_path is not None:

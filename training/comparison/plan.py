@@ -349,8 +349,7 @@ def check_budgets(options: Sequence[BudgetOption], budgets: Sequence[Budget], he
         if total in totals[:index]:
             same = f"{options[totals.index(total)]} and {options[index]}"
             raise GateError(
-                f"--budgets has {same}, which both keep {total} heads in all, or a time at most; tables tell budgets by this "
-                "number, so give each number once, or make a comparison of each"
+                f"--budgets has {same}, which both keep {total} heads; remove one of them, or compare them in two commands"
             )
         if total in (0, heads):
             raise GateError(f"--budgets has {options[index]!r}, which is {total} heads; nothing can be compared there")

@@ -34,7 +34,7 @@ from training.comparison.methods import CHEAP_RIVALS, Method, check_given_masks,
 from training.comparison.plan import PlanEntry, curve_of_run, plan_of_run, retrained, run_seed
 from training.comparison.quality import fewest_heads
 from training.comparison.selection import MaskSelector, Selection
-from training.comparison.tables import Results, against_dense, save_translations, score_columns, write_tables
+from training.comparison.tables import Results, against_dense, against_second, save_translations, score_columns, write_tables
 from training.comparison.terminal import show_run
 from training.comparison.wandb import send_run
 from training.config import PrunerOptions, Setup, SwapSearch
@@ -343,15 +343,23 @@ def fit(line: CommandLine) -> RunDirectory:
         if run.resumes:
             check_same_options(run, resolved)
             if is_finished(run, resolved):
-                progress.notice(
-                    f"the run in {str(run.path)!r} is finished; nothing is to be resumed, and its data were not read"
-                )
+                progress.notice(f"the run in {str(run.path)!r} is already finished; give another --run_dir for a new run")
                 return run
         setup = replace(setup, wandb=processes.in_first(lambda: reachable(setup.wandb)))  # before there is anything to lose
         again = "" if setup.run.run_dir is not None else f"--run_dir {shlex.quote(str(run.path))} "
         with advised(lambda: f"continue with {again}--existing resume" if run.holds(resolved) else None):
             train_and_compare(setup, own, plan, run, resolved, command=line.command)
     return run
+
+
+def expected_time(experiments: Experiments, own: Method) -> str:
+    """Return in a sentence how long a run takes, with the heads that it chooses from and the search for a budget."""
+    end, options = experiments.setup.end, experiments.setup.model
+    tried = [own, *map(Method.parse, CHEAP_RIVALS)] if "refit" in own.modifiers and options.keep == "best" else []
+    plan = list(plan_of_run(own, None, end, tried=tried, trains=options.trains_with_mask))
+    points = 0 if end.compare == "none" else len(end.curve) * len(plan)
+    searched = experiments.pruner.gates.size.bit_length() if options.budget == AUTO else 0
+    return estimate(experiments, plan, points=points, refits=searched)
 
 
 def check_plan(setup: Setup, plan: Sequence[PlanEntry]) -> None:
@@ -380,8 +388,7 @@ def train_and_compare(
     is_automatic = setup.model.budget == AUTO
     experiments = open_experiments(setup, plan, run)
     prepare(experiments, run, resolved)
-    points = 0 if setup.end.compare == "none" else len(setup.end.curve) * len(plan)
-    if expected := estimate(experiments, plan, points=points):
+    if expected := expected_time(experiments, own):
         progress.notice(expected)
     wandb_logger = make_logger(setup.wandb, run.path, yaml.safe_load(resolved))
     with experiments.logged_to([CSVLogger(run.path, name="", version=""), *([wandb_logger] if wandb_logger else [])]):
@@ -416,7 +423,7 @@ def train_and_compare(
     described = describe_run(results, own, learned.result, kept, dense_seconds=seconds, wandb_mode=setup.wandb.mode)
     described |= {} if latency is None else {"latency": latency}
     described |= {} if cost is None else {"cost": cost_of_export(cost)}
-    described |= {"against_dense": against_dense(results, kept.method)}
+    described |= {"against_dense": against_dense(results, kept.method), "lead": against_second(results, kept.reached)}
     described |= {"budget_search": run.read_json(BUDGET_SEARCH)} if is_automatic else {}
     run.withdraw()
     run.join_logs()

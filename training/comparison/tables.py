@@ -285,6 +285,24 @@ def against_dense(results: Results, kept: Method) -> dict[str, float]:
     return {"value": float(values[0]), "low": float(low), "high": float(high), **ends}
 
 
+def against_second(results: Results, reached: Mapping[str, float]) -> dict[str, Any]:
+    """Return the difference of the best choice to the second on the selection split, with its 95 % interval.
+
+    The interval is of a paired bootstrap over examples. The result is empty for less than two choices.
+
+    Args:
+        reached: The main metric of each choice that was tried, by method.
+    """
+    if len(reached) < 2:
+        return {}
+    assert results.pruner is not None
+    task = results.pruner.task
+    names = sorted(reached, key=lambda name: -task.gain(reached[name]))  # equals in their order
+    files = [next(row.predictions for row in results.rows if (row.method, row.stage) == (name, POST_HOC)) for name in names[:2]]
+    _, _, found = compare_pair(files[0], files[1], "select", metric_of(task, results.data))
+    return {"second": names[1], "difference": found.difference, "low": found.low, "high": found.high}
+
+
 def compare_pair(one: Path, other: Path, split: str, metric: Metric) -> tuple[np.ndarray, np.ndarray, Difference]:
     """Return the metric of two models ``[2]``, the same on resampled examples ``[resamples, 2]``, and their difference."""
     arrays = [read_arrays(path, mend=AGAIN) for path in (one, other)]

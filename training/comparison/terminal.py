@@ -29,7 +29,7 @@ def show_run(console: Console, run: RunDirectory, results: Results, described: M
     console.print(table_of(results, described, main, majority))
     if results.data is not None and (more := [f"{split}_{main}" for split in results.data.more_tests]):
         _say(console, f"on further test data: {', '.join(more)} in comparison.csv")
-    for sentence in [*sentences(described, metrics), *warnings(results, described, main, majority)]:
+    for sentence in sentences(described, metrics):
         _say(console, sentence)
     for name, path in {
         "comparison": run.path / "comparison.csv",
@@ -44,6 +44,8 @@ def show_run(console: Console, run: RunDirectory, results: Results, described: M
         _say(console, f"the closed heads are zeros in the pruned model and were not removed: {reason}")
     if described["wandb_mode"] == "offline":
         console.print(f"W&B (offline): upload with  wandb sync {run.path / 'wandb'}/offline-run-*")
+    for sentence in warnings(results, described, main, majority):  # last, where they are seen
+        _say(console, sentence)
 
 
 def _say(console: Console, sentence: str) -> None:

@@ -78,6 +78,11 @@ def summary_of_run(rows: pd.DataFrame, described: Mapping[str, Any], main_metric
     by_site = {f"heads/kept/{site}": count for site, count in described["by_site"].items()}
     costs = {f"cost/{name}": result[name] for name in COSTS if result.get(name) is not None}
     costs["cost/train_seconds"] = described["train_seconds"]
+    if (cost := described.get("cost")) is not None:
+        costs |= {f"cost/speed/batch_{row['batch_size']}": row["ratio"] for row in cost["latency"]}
+    found = described.get("against_dense") or {}
+    names = ("low", "high", "difference", "difference_low", "difference_high")
+    summary |= {f"test/{main_metric}/{name}": found[name] for name in names if name in found}
     return summary | kept | by_site | costs | {"main_metric": main_metric, "method": own}
 
 

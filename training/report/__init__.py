@@ -1,1 +1,1 @@
-"""``python -m training report RUN... --out report.html``: what runs and comparisons found, as a page and as pictures."""
+"""``head-gates report RUN... --output report.html``: what runs and comparisons found, as a page and as pictures."""

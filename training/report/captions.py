@@ -50,7 +50,9 @@ def outcome(run: Mapping[str, Any], metric: str) -> dict[str, str]:
         others = ", ".join(f"{name} {number(metric, value)}" for name, value in reached.items() if name != best)
         refit = ": refitted" if run.get("is_refitted", True) else ", without the refit, which was worse"
         kept = f"kept the heads of {best}{refit}, {metric} on the selection split is {quantity(metric, reached[best])}"
-        sentences["choice"] = f"{kept} ({others})"
+        lead = run.get("lead")
+        chance = f"; the difference to {lead['second']} is not significant" if lead and lead["low"] <= 0 <= lead["high"] else ""
+        sentences["choice"] = f"{kept} ({others}){chance}"
     if found := run.get("against_dense"):
         low, high = (number(metric, found[name]) for name in ("low", "high"))
         lost = [signed(shown(metric, found[f"difference{end}"])) for end in ("", "_low", "_high")]

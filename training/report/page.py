@@ -174,4 +174,4 @@ def _command(contents: ReportData) -> str:
     stated = contents.metrics.get("command")
     if stated or contents.kind == "comparison" or contents.config is None:
         return str(stated or "")
-    return "python -m training.fit --config config.yaml --run_dir NEW_DIRECTORY"
+    return "head-gates fit --config config.yaml --run_dir NEW_DIRECTORY"

@@ -167,8 +167,8 @@ def read_contents(path: Path, roles: Path | None = None) -> ReportData:
     truth = _table(path, "truth.csv")
     if comparison is None and unfinished is None and truth is None and "heads" not in metrics:
         raise GateError(
-            f"{str(path)!r} holds neither a comparison nor a run: it has no comparison.csv; give a directory that training "
-            "compare or training.fit wrote"
+            f"{str(path)!r} holds neither a comparison nor a run: it has no comparison.csv; give a directory of "
+            "head-gates fit or head-gates compare"
         )
     contents = ReportData(path, "run" if "run" in metrics else "comparison", metrics=metrics)
     contents.truth = None if truth is None or not len(truth) else recoveries(truth)
@@ -297,7 +297,7 @@ def read_masks(path: Path) -> tuple[list[tuple[str, int, int]], Masks, set[tuple
     except (KeyError, TypeError, ValueError) as error:
         raise GateError(
             f"masks.json and sites.json in {str(path)!r} do not belong together: expected masks with one number per gate of "
-            "the sites, as training compare writes them"
+            "the sites, as head-gates compare writes them"
         ) from error
     return sites, masks, searched_again
 

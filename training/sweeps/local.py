@@ -184,9 +184,15 @@ def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def trial_environment(jobs: int, slot: int) -> dict[str, str]:
-    """Return the environment of a trial: its share of the cores, unless OMP_NUM_THREADS is set, and one GPU of several."""
+    """Return the environment of a trial: its share of the cores, unless OMP_NUM_THREADS is set, and one GPU of several.
+
+    A trial imports this package, also in a folder that has a module ``training`` of its own.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     environment = {"OMP_NUM_THREADS": str(max(1, cores // jobs))} | os.environ
+    package = str(Path(__file__).parents[2])
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+    environment["PYTHONSAFEPATH"] = "1"  # -m does not put the working directory first
     gpus = torch.cuda.device_count()
     if jobs > 1 and gpus > 1:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")

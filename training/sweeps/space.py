@@ -143,7 +143,7 @@ class Sweep:
                 if "Given value: None" in str(error):  # W&B's agent writes null in the same way
                     reason += "; to make an option null, put it into command, such as --model.budget=null"
                 named = ", ".join(f"{name}={value!r}" for name, value in (self.constants | self.values(change)).items())
-                raise GateError(f"training.fit does not take a trial of the sweep ({named}): {reason}") from error
+                raise GateError(f"head-gates fit does not take a trial of the sweep ({named}): {reason}") from error
         return group_of(WandbOptions, options.wandb)
 
 

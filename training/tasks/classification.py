@@ -425,6 +425,6 @@ class KnownAnswer(Classification):
             if name not in fields or fields[name] != value:
                 raise GateError(
                     f"model.from_scratch has {name}: {value}, but the program {self.program!r} decides on the model "
-                    f"({name}: {fields.get(name)}); leave it out"
+                    f"({name}: {fields.get(name)}); remove the option"
                 )
         return model

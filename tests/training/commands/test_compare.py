@@ -201,7 +201,7 @@ def test_two_processes_end_with_complete_tables(tmp_path):
         (["--methods", "learned(once=true)", "--budgets", "4,{encoder: 2}"], "learns once, for the smallest budget"),
         (["--prices", "0.1,0.2"], "add lambda to --methods"),
         (["--seed", "5"], "--seeds has those of a comparison"),
-        (["--ckpt_path=dense.ckpt"], "--ckpt_path is an option of training.fit"),
+        (["--ckpt_path=dense.ckpt"], "--ckpt_path is an option of head-gates fit"),
         (["--model.swaps", "40"], "here swaps are a method"),
         (["--model.budget", "3"], "--budgets has those of a comparison"),
         (["--trainer.limit_val_batches", "0"], "results need the selection and the test split"),

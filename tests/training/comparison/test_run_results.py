@@ -51,6 +51,13 @@ def test_the_choice_says_whether_the_refit_was_applied(is_refitted, said):
     assert choice == f"kept the heads of obs+refit{said}, accuracy on the selection split is 60.00 % (learned+refit 50.00)"
 
 
+def test_the_choice_says_whether_its_lead_may_be_chance():
+    run = {"method": "obs+refit", "selection": {"learned+refit": 0.5, "obs+refit": 0.6}}
+    lead = {"second": "learned+refit", "difference": 0.1, "low": -0.01, "high": 0.2}
+    choices = [outcome(run | {"lead": lead | {"low": low}}, "accuracy")["choice"] for low in (-0.01, 0.01)]
+    assert choices[0] == f"{choices[1]}; the difference to learned+refit is not significant"
+
+
 @pytest.mark.parametrize("is_refitted", [True, False])
 def test_a_model_card_names_a_refit_that_was_applied(is_refitted):
     found = mask_found_by(
