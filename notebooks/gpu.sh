@@ -81,5 +81,5 @@ case $part in
 esac
 [[ $part == fit && ! -e $out/$part/config.yaml ]] && command=("${command[@]/resume/refuse}")
 timeout --signal=INT --kill-after=30 "${minutes}m" "$python" -m "${command[@]}" "${common[@]}" "$@" || ended=$?
-if [[ ${ended:-0} == 124 || ${ended:-0} == 137 ]]; then echo "not finished after $minutes minutes; the same command goes on"; fi
+if [[ ${ended:-0} == 124 || ${ended:-0} == 137 ]]; then echo "not finished after $minutes minutes; the same command continues"; fi
 exit "${ended:-0}"

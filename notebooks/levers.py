@@ -1,10 +1,10 @@
-"""What the parts of the learned method are worth: one or a few are changed, and judged on the selection split.
+"""Measure the parts of the learned method: change one or a few, and judge them on the selection split.
 
     python notebooks/levers.py FOLDER [--only NAME --only NAME] -- --config FILE --budgets 9 --seeds 0,1 ...
 
 where the arguments after ``--`` are those of ``training compare``, without ``--methods`` and ``--run_dir``. Writes
 FOLDER/levers.csv, a row for each lever, stage and budget, and FOLDER/verdict.md, the same as a table. Comparisons share their
-experiments, so the same command goes on where it was stopped.
+experiments, so the same command continues a stopped one.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ STAGES = (POST_HOC, FROM_DENSE)
 
 
 def measure(folder: Path, name: str, arguments: Sequence[str]) -> pd.DataFrame:
-    """The comparison of one lever: a row for each stage and budget, with the mean of the seeds and each seed's result.
+    """Return the comparison of one lever: a row for each stage and budget, with the mean of the seeds and each seed's result.
 
     Raises:
-        GateError: if the comparison ends early; it has said why.
+        GateError: if the comparison ends early, which has printed the reason.
     """
     method, changes = LEVERS[name]
     run = folder / "runs" / "".join(letter if letter.isalnum() else "-" for letter in name)
@@ -69,7 +69,7 @@ def measure(folder: Path, name: str, arguments: Sequence[str]) -> pd.DataFrame:
 
 
 def as_text(table: pd.DataFrame) -> str:
-    """Markdown: a row for each lever, a column for each stage and budget, on the scale that is shown."""
+    """Return Markdown with a row for each lever and a column for each stage and budget, on the scale that is shown."""
     metric = str(table["metric"].iloc[0])
     name = metric.removeprefix("select_")
     means = table.assign(mean=shown(name, table["mean"]).round(1))
@@ -85,7 +85,7 @@ def as_text(table: pd.DataFrame) -> str:
 
 
 def run(options: argparse.Namespace, further: Sequence[str]) -> None:
-    """Every lever, one after the other; tables are written after each."""
+    """Measure one lever after the other, and write the tables after each."""
     names = options.only or list(LEVERS)
     for name in names:
         if name not in LEVERS:
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return finish(
         lambda: parser.parse_args(own),
         lambda options: run(options, further),
-        when_stopped="the same command goes on",
+        when_stopped="the same command continues",
     )
 
 

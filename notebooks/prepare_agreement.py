@@ -19,13 +19,13 @@ TRAIN, SELECT = 5000, 600
 
 
 def number(right: str, wrong: str) -> str:
-    """Whether the right form of a verb is its singular: that one ends in s, and of two that do it is the longer."""
+    """Return whether the right form of a verb is its singular: that one ends in s, and of two that do it is the longer."""
     singular = max((right, wrong), key=lambda form: (form.endswith("s"), len(form)))
     return "singular" if right == singular else "plural"
 
 
 def read(text: Path, gold: Path) -> list[tuple[str, str]]:
-    """The words before each verb, and its number."""
+    """Return the words before each verb, and its number."""
     with gzip.open(text, "rt", encoding="utf-8") as lines:
         sentences = [line.split() for line in lines]
     rows = []

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-PATHS = ("gates", "training", "tools", "docs")
+PATHS = ("gates", "training", "tools", "docs", "README.md", "CHANGELOG.md", "CONTRIBUTING.md")
 MAX_WORDS = 25
 
 PRIVATE_WORDS = {
