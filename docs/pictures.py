@@ -35,9 +35,13 @@ ON_DARK = (
     "#4aa8e0", "#f08c3c", "#3fc79a", "#df9cc4", "#f0b83c", "#8fd0f5", "#c2c25a", "#a79bf5", "#c99a6b", "#dd6bd0", "#a5abb4",
 )  # fmt: skip
 """The colours of lines on dark screens, in the order of :data:`training.plotting.COLOURS`."""
-SCREENS = {"paper": ("#ffffff", "#1b1e24"), "ink": (INK, "#e4e6ea")} | {
-    f"line{index}": pair for index, pair in enumerate(zip(COLOURS, ON_DARK, strict=True))
-}
+GREYS = (("#b5b8bc", "#686d75"), ("#d3d5d8", "#4c515a"), ("#e8e9ea", "#363b43"))
+"""The greys of background roles, paler than the other roles on both screens."""
+SCREENS = (
+    {"paper": ("#ffffff", "#1b1e24"), "ink": (INK, "#e4e6ea")}
+    | {f"line{index}": pair for index, pair in enumerate(zip(COLOURS, ON_DARK, strict=True))}
+    | {f"grey{index}": pair for index, pair in enumerate(GREYS)}
+)
 """Name to the colours on light and on dark screens; matplotlib draws with the first, the file refers to the name."""
 TASKS = {
     "number of the verb (agreement)": "agreement_seeds",

@@ -418,6 +418,12 @@ def test_refits_of_sick_at_three_budgets():
     fails = (seeds < majority + 1).sum(axis=1)
     assert fails[9, "hies+refit"] == 3
     assert [fails[4, name] for name in ("his+refit", "learned+refit", "obs+refit")] == [2, 1, 0]
+    took = rows_of("sick_seeds").query("heads == 9").groupby("method")["seconds"].mean()
+    shown = "took {:.0f} seconds by gates, {:.0f} by `obs`, {:.0f} by HIS and {:.0f} by HIES".format(
+        *(took[name] for name in ("learned", "obs", "his", "hies"))
+    )
+    refits = [took[f"{name}+refit"] - took[name] for name in ("learned", "obs", "his", "hies", "random")]
+    assert f"{shown}, and a refit {min(refits):.0f} to {max(refits):.0f} more" in PAGE
     spread = seeds.xs("random+refit", level="method").std(axis=1)
     assert f"varies by {spread.min():.0f} to {spread.max():.0f} points" in PAGE
 
