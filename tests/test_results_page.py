@@ -92,8 +92,8 @@ def test_where_gates_are_significantly_above():
 
 
 def test_where_hies_is_his():
-    sst2 = by_seed("sst2_seeds")
-    assert (sst2.xs("hies", level="method") == sst2.xs("his", level="method")).all(axis=None)
+    sst2 = by_seed("sst2_seeds").loc["post hoc"]
+    assert all((sst2.loc[(heads, "hies")] == sst2.loc[(heads, "his")]).all() for heads in (18, 9))
     sick = by_seed("sick_seeds").mean(axis=1)["post hoc", 4]
     assert f"has {sick['entropy(keep=high)']:.1f} % of the examples" in PAGE
     alone = sick[~sick.index.str.endswith("+refit")]
@@ -357,7 +357,7 @@ def test_how_far_seeds_lie_apart():
                 spreads[stage == "post hoc"].append(spread)
     trained, alone = pd.Series(spreads[False]), pd.Series(spreads[True])
     assert (trained < 2).mean() >= 0.9
-    assert round((alone < 2).mean(), 1) == 0.3
+    assert round((alone < 2).mean(), 1) == 0.4
     page = (ROOT / "docs" / "explanation" / "statistics.md").read_text(encoding="utf-8")
     assert f"The largest is {alone.max():.0f} points" in page
 
@@ -380,7 +380,7 @@ def test_gates_that_know_of_the_refit():
 
 
 CHOSEN = ["learned+refit", "obs+refit", "his+refit", "hies+refit"]
-REFITTED = ("sick", "trec")
+REFITTED = ("sick", "sst2", "trec")
 
 
 def refits_of(task):
@@ -390,12 +390,26 @@ def refits_of(task):
     return mean, best, {heads: best[heads] - mean[heads, "random+refit"] for heads in best}
 
 
-@pytest.mark.parametrize("task", REFITTED)
-def test_no_refit_is_significantly_behind_another_or_ahead_of_random_heads(task):
-    tests = pd.read_csv(RESULTS / f"{task}_seeds" / "statistics.csv")
-    pairs = tests[tests["method"].isin(CHOSEN) & tests["rival"].isin([*CHOSEN, "random+refit"])]
-    assert len(pairs) > 0
-    assert (pairs["p_holm"] >= 0.05).all()
+def test_one_refit_is_significantly_ahead_of_refitted_random_heads_and_of_no_other():
+    found = set()
+    for task in REFITTED:
+        tests = pd.read_csv(RESULTS / f"{task}_seeds" / "statistics.csv").query("p_holm < 0.05")
+        pairs = tests[tests["method"].isin(CHOSEN) & tests["rival"].isin([*CHOSEN, "random+refit"])]
+        found |= {(task, *pair) for pair in pairs[["budget", "method", "rival"]].itertuples(index=False)}
+    assert found == {("sst2", 9, "obs+refit", "random+refit")}
+
+
+def test_refits_of_sst2_at_three_budgets():
+    mean, best, random = refits_of("sst2")
+    apart = [f"{best[heads] - mean[heads][CHOSEN].min():.1f}" for heads in (18, 9)]
+    assert "are within {} points at 18 heads and {} at 9".format(*apart) in PAGE
+    below = [f"{mean[72, 'dense'] - mean[heads, 'obs+refit']:.1f}" for heads in (18, 9)]
+    assert "`obs+refit` is {} and {} points below the dense model".format(*below) in PAGE
+    assert f"ahead of refitted random heads, by {mean[9, 'obs+refit'] - mean[9, 'random+refit']:.1f} points" in PAGE
+    assert f"At 18 and 4 heads they are {random[18]:.1f} and {random[4]:.1f} points behind the best" in PAGE
+    assert f"At 4 heads gates and `obs` are within {abs(mean[4, 'learned+refit'] - mean[4, 'obs+refit']):.1f} points" in PAGE
+    few = (by_seed("sst2_seeds").loc[("post hoc", 4)] < 54).sum(axis=1)
+    assert [few[name] for name in CHOSEN] == [0, 0, 1, 2]
 
 
 def test_refits_of_trec_at_three_budgets():
@@ -436,12 +450,20 @@ def test_goals_of_the_refit_without_training():
     assert all(lost[task]["his+refit"] < 3 for task in ("sick", "trec"))
     refitted = {task: refits_of(task) for task in REFITTED}
     lost_there = {task: mean[72, "dense"] - mean[9] for task, (mean, _, _) in refitted.items()}
-    assert "HIS misses the goal on agreement ({}) and SST-2 ({})".format(*his) in PAGE
+    assert "HIS misses this on agreement ({}) and SST-2 ({})".format(*his) in PAGE
     assert f"HIES on SICK ({lost_there['sick']['hies+refit']:.1f})" in PAGE
     assert f"gates from `obs` on SST-2 ({lost['sst2']['learned(start=obs)+refit']:.1f})" in PAGE
-    assert f"`learned` on TREC ({lost_there['trec']['learned+refit']:.1f})" in PAGE
+    own = [f"{lost_there[task]['learned+refit']:.1f}" for task in ("sst2", "trec")]
+    assert "`learned` on SST-2 ({}) and TREC ({})".format(*own) in PAGE
+    missed = {}
+    for task, (mean, _, _) in refitted.items():
+        missed |= {(task, name): mean[72, "dense"] - mean[18, name] for name in CHOSEN}
+    missed = {case: loss for case, loss in missed.items() if loss > 1.5}
+    assert list(missed) == [("sst2", "learned+refit")]
+    assert f"only `learned` on SST-2 misses 1.5 points ({missed['sst2', 'learned+refit']:.1f})" in PAGE
     behind = [f"{refitted[task][2][9]:.1f}" for task in REFITTED]
-    assert "where they are {} and {} points behind the best, not significantly".format(*behind) in PAGE
+    said = "random heads are {}, {} and {} points behind the best on SICK, SST-2 and TREC, significantly on SST-2 only"
+    assert said.format(*behind) in PAGE
 
 
 def test_the_goal_of_the_loss_after_training():

@@ -100,10 +100,9 @@ def test_what_is_said_of_survival():
         assert len(against) == 2
         less[task] = [line for line in against if "keep specialised heads less than HIS does" in line]
         assert all("no difference is shown" in line for line in set(against) - set(less[task]))
-    assert [len(found) for found in less.values()] == [0, 1, 1, 0]
+    assert [len(found) for found in less.values()] == [0, 1, 0, 0]
     assert "is 0.46 times (95 % interval 0.24 to 0.90)" in less["sick"][0]
-    assert "is 0.51 times (95 % interval 0.27 to 0.95)" in less["sst2"][0]
-    assert "0.46 (0.24 to 0.90) and 0.51 (0.27 to 0.95)" in PAGE
+    assert "factor of 0.46 (0.24 to 0.90)" in PAGE
 
 
 def test_relevance_and_other_scores_are_those_of_the_file():
