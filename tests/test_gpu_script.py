@@ -110,4 +110,4 @@ def test_what_is_not_finished_is_said(code, machine):
     (machine / "ends").chmod(0o755)
     done = started(machine, "fit", program="ends")
     assert done.returncode == code
-    assert ("the same command goes on" in done.stdout) == (code != 2)
+    assert ("the same command continues" in done.stdout) == (code != 2)

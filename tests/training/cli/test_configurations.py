@@ -1,6 +1,7 @@
 """Which configuration and which kind of data a command line implies."""
 
 import pytest
+import yaml
 
 from training.cli.command_line import CONFIGS, default_config, shipped, with_config
 from training.commands.table import read
@@ -36,6 +37,11 @@ def test_files_imply_their_kind_where_the_configuration_says_nothing_of_data(tmp
     line = read("fit", [*given, *FILES])
     assert line.options.data.class_path == "training.config.data.Text"
     assert line.options.data.init_args.train_file == "a.csv"
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_no_configuration_trains_the_heads_of_other_methods_unless_a_user_says_so(path):
+    assert yaml.safe_load(path.read_text()).get("compare", "posthoc") != "full"
 
 
 def test_configurations_that_are_shipped_are_found_from_anywhere(tmp_path, monkeypatch):

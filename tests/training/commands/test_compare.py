@@ -188,7 +188,7 @@ def test_two_processes_end_with_complete_tables(tmp_path):
     [
         (["--methods", "learned,nonsense"], "unknown method 'nonsense'"),
         (["--budgets", "4,99"], "the budget is 99; expected a whole number from 0 to 8"),
-        (["--budgets", "4,0.5"], "--budgets has 4 and 0.5, which both keep 4 heads in all"),
+        (["--budgets", "4,0.5"], "--budgets has 4 and 0.5, which both keep 4 heads; remove one of them"),
         (["--budgets", "8"], "nothing can be compared there"),
         (["--seeds", "0,-1"], "--seeds has -1"),
         (["--prices", "0.1,-1"], "--prices has -1"),

@@ -1,5 +1,7 @@
 """How long a run will take."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,8 +11,9 @@ from training.comparison import estimate as module
 from training.comparison.cache import ExperimentCache
 from training.comparison.estimate import estimate
 from training.comparison.experiments import Experiments
-from training.comparison.methods import Method, own_method
-from training.comparison.plan import plan_of_comparison, plan_of_run
+from training.comparison.methods import CHEAP_RIVALS, Method, own_method
+from training.comparison.plan import PlanEntry, plan_of_comparison, plan_of_run
+from training.comparison.run import expected_time
 
 
 def experiments_of(folder, **options):
@@ -43,6 +46,7 @@ def test_a_comparison_takes_as_long_as_what_its_methods_do(seconds, tmp_path):
     alone, passes = expected("random"), module.ROW + 2  # of both splits, of a batch each
     assert expected("random", seeds=3) == 3 * alone
     assert expected("random", points=5) == alone + 5
+    assert expected("random", refits=2) == alone + 2 * (expected("random+refit") - alone)
     assert expected("learned") == expected("learned+swap") == alone + 3 * STEPS_PER_EPOCH
     assert expected("learned", "learned+swap") == expected("learned") + passes
     assert expected("random", stages=("post hoc", "retrained")) == alone + 2 * (passes + 3 * STEPS_PER_EPOCH)  # also dense
@@ -52,6 +56,19 @@ def test_a_comparison_takes_as_long_as_what_its_methods_do(seconds, tmp_path):
     plan = list(plan_of_comparison([Method("random")], budgets[:1], ["post hoc"]))
     longer = experiments_of(tmp_path, finetune=3.0, prune=1.0, retrain=1.0)
     assert seconds(longer, plan) == alone + 3 * STEPS_PER_EPOCH
+
+
+def test_a_run_counts_the_choices_that_it_tries(seconds, tmp_path):
+    def whole_run(keep):
+        setup = make_setup(refit=True, keep=keep)
+        setup = replace(setup, end=replace(setup.end, compare="none", retrained=[]))
+        experiments = Experiments(setup, make_data(), cache=ExperimentCache(tmp_path / keep))
+        return float(expected_time(experiments, Method.parse("learned+refit")).split()[1]), experiments
+
+    (best, experiments), (learned, _) = whole_run("best"), whole_run("learned")
+    alone = seconds(experiments, [])
+    rivals = [seconds(experiments, [PlanEntry(Method.parse(name), None, ("post hoc",))]) - alone for name in CHEAP_RIVALS]
+    assert best - learned == pytest.approx(sum(rivals))
 
 
 def test_the_estimate_changes_neither_weights_nor_noise(tmp_path):

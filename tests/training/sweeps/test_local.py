@@ -222,6 +222,15 @@ def test_each_job_has_a_gpu_where_there_are_several(monkeypatch):
     assert trial_environment(1, 0)["CUDA_VISIBLE_DEVICES"] == "4,7"
 
 
+@pytest.mark.integration
+def test_a_trial_runs_in_a_folder_with_a_module_of_the_packages_name(tmp_path):
+    (tmp_path / "training.py").write_text("raise SystemExit('the module of the user')\n")
+    command = [sys.executable, "-m", "training.fit", "--compare", "never"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=trial_environment(1, 0))
+    assert done.returncode == 2
+    assert "never" in done.stderr
+
+
 def test_a_process_that_ignores_ctrl_c_is_killed(monkeypatch):
     monkeypatch.setattr("training.sweeps.local.GRACE", 0.5)
     code = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); print(flush=True); time.sleep(100)"
