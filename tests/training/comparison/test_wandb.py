@@ -77,9 +77,13 @@ def test_the_summary_of_a_run_is_flat_and_says_what_was_lost():
         for (method, stage), value in of.items()
     ]
     described = {"method": "learned", "kept": 3, "by_site": {"encoder.0": 3}, "result": rows[-1], "train_seconds": 5.0}
+    described["against_dense"] = {"value": 0.92, "low": 0.9, "high": 0.94, "difference": -0.03, "difference_low": -0.05}
+    described["cost"] = {"latency": [{"batch_size": 8, "ratio": 1.3}]}
     summary = summary_of_run(pd.DataFrame(rows), described, "accuracy")
     assert not any(isinstance(value, dict) for value in summary.values())
     assert summary["test/accuracy/learned"] == 0.92
+    assert (summary["test/accuracy/low"], summary["test/accuracy/difference_low"]) == (0.9, -0.05)
+    assert summary["cost/speed/batch_8"] == 1.3
     assert summary["post_hoc/test/accuracy/learned"] == 0.6
     assert summary["test/accuracy/dense"] == 0.95  # which was not trained on
     assert summary["test/accuracy/drop"] == pytest.approx(0.03)
