@@ -122,6 +122,10 @@ class Results:
         rows = {row.stage: row for row in self.rows if row.method == method}
         return rows.get(RETRAINED, rows[POST_HOC])
 
+    def post_hoc(self, method: str) -> Row:
+        """Return the row of a method without training."""
+        return next(row for row in self.rows if (row.method, row.stage) == (method, POST_HOC))
+
 
 def score_columns(experiments: Experiments, selector: MaskSelector, rankings: Mapping[Mask, Tensor]) -> pd.DataFrame:
     """Return one row per gate of a seed: its place, its raw scores, and its score by each method at the smallest budget."""
@@ -276,8 +280,7 @@ def against_dense(results: Results, kept: Method) -> dict[str, float]:
     assert results.pruner is not None
     if kept.base == "dense":
         return {}
-    dense = next(row for row in results.rows if (row.method, row.stage) == ("dense", POST_HOC))
-    final = results.last_row(kept.name)
+    dense, final = results.post_hoc("dense"), results.last_row(kept.name)
     metric = metric_of(results.pruner.task, results.data)
     values, replicates, found = compare_pair(final.predictions, dense.predictions, "test", metric)
     low, high = np.quantile(replicates[:, 0], [0.025, 0.975])
@@ -298,8 +301,8 @@ def against_second(results: Results, reached: Mapping[str, float]) -> dict[str, 
     assert results.pruner is not None
     task = results.pruner.task
     names = sorted(reached, key=lambda name: -task.gain(reached[name]))  # equals in their order
-    files = [next(row.predictions for row in results.rows if (row.method, row.stage) == (name, POST_HOC)) for name in names[:2]]
-    _, _, found = compare_pair(files[0], files[1], "select", metric_of(task, results.data))
+    first, second = (results.post_hoc(name).predictions for name in names[:2])
+    _, _, found = compare_pair(first, second, "select", metric_of(task, results.data))
     return {"second": names[1], "difference": found.difference, "low": found.low, "high": found.high}
 
 
