@@ -24,7 +24,7 @@ from training.plotting import COLOURS, INK, method_styles, styled
 from training.report.captions import STAGE_TITLES
 from training.report.contents import Course, ReportData
 from training.report.figures import DENSE, draw_quality, masks_by_method, recoveries, ticks, what_is_drawn
-from training.report.pictures import film_strip, pictures_of, role_map
+from training.report.pictures import COLOUR_OF, film_strip, pictures_of, role_map
 from training.report.reading import read_contents, read_roles
 
 ROOT = Path(__file__).parents[1]
@@ -35,12 +35,12 @@ ON_DARK = (
     "#4aa8e0", "#f08c3c", "#3fc79a", "#df9cc4", "#f0b83c", "#8fd0f5", "#c2c25a", "#a79bf5", "#c99a6b", "#dd6bd0", "#a5abb4",
 )  # fmt: skip
 """The colours of lines on dark screens, in the order of :data:`training.plotting.COLOURS`."""
-GREYS = (("#b5b8bc", "#686d75"), ("#d3d5d8", "#4c515a"), ("#e8e9ea", "#363b43"))
-"""The greys of background roles, paler than the other roles on both screens."""
+GREYS = {"separator": "#686d75", "first-token": "#4c515a", "broad": "#363b43"}
+"""The greys of background roles on dark screens, where pale greys would be the most striking cells."""
 SCREENS = (
     {"paper": ("#ffffff", "#1b1e24"), "ink": (INK, "#e4e6ea")}
     | {f"line{index}": pair for index, pair in enumerate(zip(COLOURS, ON_DARK, strict=True))}
-    | {f"grey{index}": pair for index, pair in enumerate(GREYS)}
+    | {f"grey{index}": (COLOUR_OF[role], dark) for index, (role, dark) in enumerate(GREYS.items())}
 )
 """Name to the colours on light and on dark screens; matplotlib draws with the first, the file refers to the name."""
 TASKS = {
