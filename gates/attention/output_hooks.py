@@ -21,11 +21,11 @@ from gates.attention.sites import AttentionSite, check_width
 from gates.errors import GateError
 
 
-class Leaves(dict[tuple[int, torch.Size], Tensor]):
+class Leaves(dict[tuple[int, torch.Size, torch.dtype], Tensor]):
     """Gates of 1 with respect to which a loss can be differentiated, one for every row and position of a site.
 
-    The leaf tensors ``[..., gates]`` are stored by the site and the shape of its heads ``[..., heads * head_dim]``. A module
-    that runs several times on one shape has one leaf for all its passes.
+    The leaf tensors ``[..., gates]``, in float32, are stored by the site, and the shape ``[..., heads * head_dim]`` and dtype of
+    its heads. A module that runs several times on one shape has one leaf for all its passes.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -39,7 +39,7 @@ class Leaves(dict[tuple[int, torch.Size], Tensor]):
                 f"the attention at {self._names[site]!r} runs without a graph, under torch.no_grad or reentrant activation "
                 "checkpointing, so its heads have no gradients; turn that off while heads are scored"
             )
-        place = (site, heads.shape)
+        place = (site, heads.shape, heads.dtype)
         if place not in self:
             self[place] = torch.ones(*heads.shape[:-1], gates, device=heads.device, requires_grad=True)
         return self[place]

@@ -49,9 +49,15 @@ def _jit(function: Callable[..., Any]) -> Any:
     return triton.jit(function) if HAS_TRITON else function
 
 
-def supports(query: Tensor, *given: Any, **more: Any) -> bool:
-    """Return whether the kernel runs here and takes these inputs, the arguments of :func:`fits`."""
-    return query.device.type == "cuda" and fits(query, *given, **more) and _runs_on(query.device)
+def supports(query: Tensor, key: Tensor, scale: float, mask: Tensor | None = None, **more: Any) -> bool:
+    """Return whether the kernel runs here, takes these inputs, the arguments of :func:`fits`, and is the fastest way.
+
+    In float32 without a mask PyTorch's attention is faster: on an H100 from 2,048 tokens on 1.0 to 1.1 times as long as
+    attention alone, the kernel 1.4 to 1.5 times.
+    """
+    if query.device.type != "cuda" or (query.dtype == torch.float32 and mask is None):
+        return False
+    return fits(query, key, scale, mask, **more) and _runs_on(query.device)
 
 
 def fits(

@@ -30,11 +30,11 @@ from gates.scores.metric import HeadMetric
 # found for an earlier batch, since the same function may pair other rows later. It ends at the last site of each stack, because
 # a whole pass would take half as long again as the scores. A check at the logits would miss a model that sorts its examples.
 
-Place = tuple[int, torch.Size]
-"""A site and the shape of its heads, ``[..., heads * head_dim]``."""
+Place = tuple[int, torch.Size, torch.dtype]
+"""A site, and the shape ``[..., heads * head_dim]`` and dtype of its heads."""
 
 RTOL = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 3e-2, torch.float16: 3e-2}
-"""The rounding tolerance of a weighted gradient, relative to the largest of its example. Neighbouring weights differ by more in
+"""The rounding tolerance of a weighted gradient by the dtype of heads, relative to the largest of its example. Neighbouring weights differ by more in
 batches of up to 360 examples in half precision, and of 5,000 in single precision."""
 
 
@@ -90,12 +90,12 @@ def gate_gradients(
         torch.enable_grad(),
     ):
         each = losses()
-        _check(gates, each, {site for site, _ in reached})
+        _check(gates, each, {site for site, *_ in reached})
         places = sorted(reached, key=lambda place: place[0])
         leaves = [reached[place] for place in places]
         examples = len(each) if per_example else 1
         known = gates.example_axes.of_losses(_code(losses))
-        axes = [known.known(*place, examples) for place in places]
+        axes = [known.known(site, shape, examples) for site, shape, _ in places]
         if examples > 1 and _mixes_modalities(gates.model):
             axes = [None] * len(axes)
         gradients = torch.autograd.grad(each.sum(), [*leaves, *weights], retain_graph=examples > 1, materialize_grads=True)
@@ -110,7 +110,7 @@ def gate_gradients(
         to_examples = [_nothing(examples) if axis is None else partial(axis.collect, examples=examples) for axis in axes]
         if any(axis is None and bool((part != 0).any()) for axis, part in zip(axes, rows, strict=True)):
             to_examples = _located(gates, known, places, leaves, each)
-    return GateGradients([site for site, _ in places], list(rows), to_examples, list(gradients[len(leaves) :]), len(each))
+    return GateGradients([site for site, *_ in places], list(rows), to_examples, list(gradients[len(leaves) :]), len(each))
 
 
 def _check(gates: HeadGates, losses: Tensor, ran: set[int]) -> None:
@@ -147,12 +147,12 @@ def _still_hold(known: Sequence[KnownRows], losses: Tensor) -> bool:
     """
     examples = len(losses)
     factors = torch.logspace(-8, 8, examples, base=2, device=losses.device, dtype=torch.float32)
-    _, axes, leaves, parts = zip(*known, strict=True)
+    places, axes, leaves, parts = zip(*known, strict=True)
     weighted = torch.autograd.grad((losses * factors).sum(), leaves, retain_graph=True, materialize_grads=True)
-    for axis, part, other in zip(axes, parts, weighted, strict=True):
+    for (*_, dtype), axis, part, other in zip(places, axes, parts, weighted, strict=True):
         expected = axis.collect(part.abs().float(), examples) * factors.to(part.device)[:, None]
         found = axis.collect(other.abs().float(), examples)
-        if bool(((found - expected).abs() > RTOL[part.dtype] * expected.amax(-1, keepdim=True)).any()):
+        if bool(((found - expected).abs() > RTOL[dtype] * expected.amax(-1, keepdim=True)).any()):
             return False
     return True
 
@@ -195,9 +195,9 @@ def _located(
 ) -> list[Callable[[Tensor], Tensor]]:
     """Return for every leaf the function that sums its rows to examples."""
     examples = len(losses)
-    names = [gates.sites[site].name for site, _ in places]
+    names = [gates.sites[site].name for site, *_ in places]
     to_examples: list[Callable[[Tensor], Tensor]] = []
-    for (site, _), numbers in zip(places, examples_by_losses(losses, leaves, names), strict=True):
+    for (site, *_), numbers in zip(places, examples_by_losses(losses, leaves, names), strict=True):
         known.learn(site, numbers, examples)
         regular = axes_of(numbers, examples)  # several only where they differ in rows that no loss depends on
         to_examples.append(partial(regular[0].collect if regular else partial(collect, numbers=numbers), examples=examples))

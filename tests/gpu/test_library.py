@@ -101,7 +101,7 @@ def test_the_optimiser_sees_the_gate_gradients_of_the_cpu(device):
     """All gates without noise: the same steps, prices and mask."""
     found = []
     for place in (torch.device("cpu"), device):
-        gated = get_gated_model(build("bert").to(place), GateConfig(budget=3))
+        gated = get_gated_model(build("bert").to(place), GateConfig(budget=3)).train()
         optimizer = torch.optim.AdamW(gated.parameter_groups(1e-3, 0.05))
         batch = on(place, inputs("bert") | {"labels": torch.tensor([0, 1, 0])})
         for step in range(8):

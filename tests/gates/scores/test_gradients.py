@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig, BertForSequenceClassification, BertModel
@@ -235,27 +236,33 @@ def test_rows_of_many_examples_are_told_apart():
     close(head_gradients(gates, losses), straight[order])
 
 
-def test_what_is_known_of_rows_saves_backward_passes(monkeypatch):
+def small_bert(layers):
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 50}
+    return BertForSequenceClassification(BertConfig(**sizes, num_hidden_layers=layers)).eval()
+
+
+@pytest.mark.parametrize("products", ["float32", "bfloat16"])
+def test_what_is_known_of_rows_saves_backward_passes(products, monkeypatch):
     """Two of them, one for the gradients and a short one that checks the rows; a new function takes two for each digit more."""
-    model, batch = build("bert"), inputs("bert")
-    gates, passes, grad = HeadGates(model).eval(), [], torch.autograd.grad
+    model, ids, passes, grad = small_bert(layers=2), layouts.ids(8, 16), [], torch.autograd.grad
+    gates = HeadGates(model).eval()
     monkeypatch.setattr(torch.autograd, "grad", lambda *args, **more: passes.append(1) or grad(*args, **more))
 
     def losses():
-        return layouts.losses_of(model, batch)
+        return cross_entropy(model(ids).logits, ids[:, 0] % 2, reduction="none")
 
     counts = []
     for _ in range(3):
         passes.clear()
-        head_gradients(gates, losses)
+        with torch.autocast("cpu", torch.bfloat16, enabled=products == "bfloat16"):
+            head_gradients(gates, losses)
         counts.append(len(passes))
-    assert counts == [5, 2, 2]
+    assert counts == [7, 2, 2]
 
 
 def test_a_batch_of_scores_takes_seven_tenths_of_a_plain_forward_and_backward_pass():
     """The pass that checks the rows ends at the last site, and no weight gets a gradient."""
-    sizes = {"hidden_size": 32, "num_hidden_layers": 12, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 50}
-    model = BertForSequenceClassification(BertConfig(**sizes)).eval()
+    model = small_bert(layers=12)
     gates, batch = HeadGates(model), {"input_ids": layouts.ids(4, 32)}
 
     def losses():
