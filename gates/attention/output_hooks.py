@@ -49,6 +49,7 @@ class Leaves(dict[tuple[int, torch.Size, torch.dtype], Tensor]):
 # whether all heads pass through gates. Names and configs do not prove it.
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+Change = Callable[[int, nn.Module, Tensor], Tensor]
 
 
 def is_bypassed(module: nn.Module, gated: Sequence[nn.Module], arguments: Arguments) -> bool | None:
@@ -153,7 +154,7 @@ class OutputHooks:
         gates: nn.Module,
         before_call: Callable[..., None],
         after_call: Callable[..., None],
-        change: Callable[[int, Tensor], Tensor],
+        change: Change,
     ) -> None:
         """Add the hooks to the model.
 
@@ -163,8 +164,8 @@ class OutputHooks:
                 path, the module, and the positional and keyword arguments.
             after_call: A function that is called afterwards, also after an error. Its arguments are the path, the module, the
                 positional arguments and the output.
-            change: A function from the index of a site and its concatenated heads ``[..., heads * head_dim]`` to their
-                replacement.
+            change: A function from the index of a site, its output projection and its concatenated heads
+                ``[..., heads * head_dim]`` to their replacement.
         """
         if self.is_attached:
             raise GateError("these gates are attached already; detach() them before attaching again")
@@ -209,7 +210,7 @@ class OutputHooks:
         """Return the names of the sites whose attention has not run since :meth:`attach`, outside compiled code."""
         return [site.name for index, site in enumerate(self._sites) if index not in self._fired]
 
-    def _follow(self, change: Callable[[int, Tensor], Tensor], index: int, *_: Any) -> None:
+    def _follow(self, change: Change, index: int, *_: Any) -> None:
         """Move the hook to the site's present output projection, because an adapter may have been added or removed."""
         output = self._sites[index].output
         module, handle = self._on.get(index, (None, None))
@@ -221,12 +222,12 @@ class OutputHooks:
         self._on[index] = (output, output.register_forward_pre_hook(partial(self._on_output, change, index)))
 
     def _on_output(
-        self, change: Callable[[int, Tensor], Tensor], index: int, module: nn.Module, args: tuple[Any, ...]
+        self, change: Change, index: int, module: nn.Module, args: tuple[Any, ...]
     ) -> tuple[Any, ...] | None:
         if not torch.compiler.is_compiling():
             check_original()
         check_width(self._sites[index], args[0])
-        heads = change(index, args[0])  # may run the model, so the records below come after it
+        heads = change(index, module, args[0])  # may run the model, so the records below come after it
         if not torch.compiler.is_compiling():
             self._fired.add(index)
             self._passed.add((threading.get_ident(), index))

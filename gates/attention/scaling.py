@@ -136,7 +136,18 @@ def gated_linear(heads: Tensor, columns: Tensor, weight: Tensor, bias: Tensor | 
     return _ByProduct.apply(heads, columns.to(heads), weight.to(heads.dtype), bias)
 
 
-class _ByWeight(Function):
+class _Positional(Function):
+    """Apply a function whose arguments are all given in their order: PyTorch binds them by name, which takes as long as four
+    small operations."""
+
+    @classmethod
+    def apply(cls, *args: Any) -> Any:
+        if torch._C._are_functorch_transforms_active():
+            return super().apply(*args)
+        return super(Function, cls).apply(*args)
+
+
+class _ByWeight(_Positional):
     """Scale the columns of the weight by gates that all rows share.
 
     The scaled weight is also returned, so that its copy in a lower precision can be kept: the plain layer keeps one too. In the
@@ -178,7 +189,7 @@ class _ByWeight(Function):
         return of_rows, of_columns, of_weight, of_bias
 
 
-class _ByProduct(Function):
+class _ByProduct(_Positional):
     """Multiply heads by gates that differ between rows. The product is computed a second time in the backward pass."""
 
     generate_vmap_rule = True

@@ -295,8 +295,8 @@ class HeadGates(nn.Module):
     def _after_call(self, name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self._calls.end(Part(name, module), output)
 
-    def _gated(self, index: int, heads: Tensor) -> Tensor:
-        """Return a site's concatenated heads times their gates; the same tensor, if all of these are one."""
+    def _gated(self, index: int, projection: nn.Module, heads: Tensor) -> Tensor:
+        """Return the concatenated heads that a projection reads times their gates; the same tensor if all of these are one."""
         call = self._calls.running()
         if call is None:
             raise GateError(
@@ -308,7 +308,7 @@ class HeadGates(nn.Module):
             inputs = None if call.inputs is None else (call.part.module, *call.inputs)
             axis = self.example_axes.of(index, heads.shape, len(call.values), inputs)
         if (values := call.at(index, heads, axis)) is not None:
-            in_projection = self._leaves is None and multiplies_in_projection(self.sites[index].output, heads)
+            in_projection = self._leaves is None and multiplies_in_projection(projection, heads)
             heads = GatedHeads(heads, values) if in_projection else scale_heads(heads, values)
         return heads if self._leaves is None else scale_heads(heads, self._leaves.ones(index, heads, self.sizes[index]))
 

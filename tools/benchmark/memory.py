@@ -70,6 +70,7 @@ def ratio(ones: Sequence[float | None], others: Sequence[float | None]) -> Sprea
 
 def peak_here(device: torch.device, threads: int, prepare: Prepare, arguments: Sequence[Any]) -> float | None:
     torch.set_num_threads(threads)
+    gc.collect()  # gated models of earlier work are cycles; freed later, they would count against this work
     with measured(device, None) as before:
         pass
     work = prepare(*arguments)
