@@ -30,6 +30,35 @@ def test_the_page_has_the_goals_and_figures_of_the_data():
     assert {goal.part for goal in GOALS} <= {*PARTS, "seconds"}
 
 
+def test_the_page_has_the_figures_of_the_gpu():
+    parts = read(RESULTS / "h100")["parts"]
+
+    def values(part, column, **of):
+        return [f"{row[column]['median']:.2f}" for row in parts[part] if of.items() <= row.items()]
+
+    def of_steps(size):
+        return [values(part, "time_ratio", model="encoder", size=size)[0] for part in ("step", "step_bfloat16")]
+
+    rows = {
+        "gated step over a plain one, 32 x 512 | 1.02": of_steps("32 x 512"),
+        "the same, 32 x 128 | 1.05": of_steps("32 x 128"),
+        "step of gates alone over a plain one, 32 x 512 | 0.70": values("gates_alone", "time_ratio", size="32 x 512"),
+        "exact HIS over a plain forward and backward pass, 32 x 512 | 0.70": values(
+            "scores", "his_ratio", size="32 x 512", dtype="float32"
+        ),
+        "entropy over attention, 8,192 tokens without a mask | 1.30": values(
+            "entropy", "over_attention", mask="none", length=8192
+        ),
+        "the same, with padding | 1.30": values("entropy", "over_attention", mask="padded", length=8192),
+        "an eighth of the heads, 32 x 512 | 1.46 | ": values(
+            "pruned", "speedup", how="eager", size="32 x 512", heads_kept=0.125
+        ),
+    }
+    page = (ROOT / "docs" / "reference" / "benchmarks.md").read_text(encoding="utf-8")
+    for start, found in rows.items():
+        assert " | ".join([start, *found]) in page, start
+
+
 @pytest.mark.integration
 def test_a_quick_look_is_recorded_and_continued(tmp_path, capsys):
     given = ["--run_dir", str(tmp_path / "cpu"), "--quick", "--device", "cpu", "--threads", "1"]
