@@ -50,7 +50,7 @@ def test_the_page_has_the_figures_of_the_gpu():
             "entropy", "over_attention", mask="none", length=8192
         ),
         "the same, with padding | 1.30": values("entropy", "over_attention", mask="padded", length=8192),
-        "an eighth of the heads, 32 x 512 | 1.46 | ": values(
+        "an eighth of the heads, 32 x 512 | 1.46 |": values(
             "pruned", "speedup", how="eager", size="32 x 512", heads_kept=0.125
         ),
     }
