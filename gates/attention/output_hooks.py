@@ -24,8 +24,8 @@ from gates.errors import GateError
 class Leaves(dict[tuple[int, torch.Size, torch.dtype], Tensor]):
     """Gates of 1 with respect to which a loss can be differentiated, one for every row and position of a site.
 
-    The leaf tensors ``[..., gates]``, in float32, are stored by the site, and the shape ``[..., heads * head_dim]`` and dtype of
-    its heads. A module that runs several times on one shape has one leaf for all its passes.
+    The leaf tensors ``[..., gates]``, in float32, are stored by the site, and by the shape ``[..., heads * head_dim]`` and the
+    dtype of its heads. A module that runs several times on one shape has one leaf for all its passes.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -221,9 +221,7 @@ class OutputHooks:
             handle.remove()
         self._on[index] = (output, output.register_forward_pre_hook(partial(self._on_output, change, index)))
 
-    def _on_output(
-        self, change: Change, index: int, module: nn.Module, args: tuple[Any, ...]
-    ) -> tuple[Any, ...] | None:
+    def _on_output(self, change: Change, index: int, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if not torch.compiler.is_compiling():
             check_original()
         check_width(self._sites[index], args[0])

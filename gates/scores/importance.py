@@ -34,8 +34,8 @@ Place = tuple[int, torch.Size, torch.dtype]
 """A site, and the shape ``[..., heads * head_dim]`` and dtype of its heads."""
 
 RTOL = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 3e-2, torch.float16: 3e-2}
-"""The rounding tolerance of a weighted gradient by the dtype of heads, relative to the largest of its example. Neighbouring weights differ by more in
-batches of up to 360 examples in half precision, and of 5,000 in single precision."""
+"""The rounding tolerance of a weighted gradient by the dtype of heads, relative to the largest gradient of its example.
+Neighbouring weights differ by more in batches of up to 360 examples in half precision, and of 5,000 in single precision."""
 
 
 @dataclass(frozen=True)

@@ -256,6 +256,7 @@ def describe_run(
         own_rows = {row.stage: row.as_columns() for row in results.rows if row.method == method}
         return {stage: {name: row[name] for name in row if name not in left_out} for stage, row in own_rows.items()}
 
+    main = f"select_{results.pruner.task.main_metric}"
     result = rows_of(kept.method.name)[results.last_row(kept.method.name).stage]
     return {
         "method": kept.method.name,
@@ -268,6 +269,7 @@ def describe_run(
         "by_site": {label: int(part.sum()) for label, part in zip(site_labels(gates.sites), by_site, strict=True)},
         "result": result,
         "dense": rows_of("dense"),
+        "random": next((row[main] for row in rows_of("random+refit").values()), None),
         "hies_alpha": next((row.selection.alpha for row in results.rows if row.selection.alpha is not None), None),
         "train_seconds": round(dense_seconds + (0.0 if own.base == "dense" else result["seconds"]), 2),
         "wandb_mode": wandb_mode,

@@ -30,7 +30,7 @@ from training.data.base import TaskData
 from training.data.synthetic import SyntheticData
 from training.data.translation import TranslationData
 from training.pruner.module import HeadPruner
-from training.report.captions import outcome
+from training.report.captions import outcome, warnings
 from training.runs import progress
 from training.runs.directory import METRICS, RunDirectory
 from training.runs.stored import AGAIN, read_arrays, write_checksums
@@ -241,41 +241,41 @@ def write_tables(
     tables["agreement.csv"] = agreement(results.masks, results.rankings, quotas=quotas)
     tables["samples.tsv"] = sample_translations(results, predictions)
     write_files(run, results, tables | optional_tables(results))
-    run.write_text("verdict.md", text if more is None else with_outcome(text, more["run"], main_metric))
-    run.write_json(
-        METRICS,
-        {
-            "name": name,
-            **described_model(pruner),
-            "budgets": sorted((budget.total for budget in budgets), reverse=True),
-            "budgets_by_kind": by_kind,
-            **({"within": within} if within else {}),
-            "seeds": list(seeds),
-            "methods": [method.name for method in methods],
-            "ours": ours,
-            **({} if tokenize is None else {"signatures": signatures(tokenize)}),
-            **({"majority": majority} if majority else {}),
-            "command": command,
-            "machine": machine(),
-            "versions": versions(),
-            "code": code_version(),
-            **(more or {}),
-        },
-    )
+    metrics = {
+        "name": name,
+        **described_model(pruner),
+        "budgets": sorted((budget.total for budget in budgets), reverse=True),
+        "budgets_by_kind": by_kind,
+        **({"within": within} if within else {}),
+        "seeds": list(seeds),
+        "methods": [method.name for method in methods],
+        "ours": ours,
+        **({} if tokenize is None else {"signatures": signatures(tokenize)}),
+        **({"majority": majority} if majority else {}),
+        "command": command,
+        "machine": machine(),
+        "versions": versions(),
+        "code": code_version(),
+        **(more or {}),
+    }
+    run.write_text("verdict.md", text if more is None else with_outcome(text, metrics))
+    run.write_json(METRICS, metrics)
     write_checksums(run.path)
 
 
-def with_outcome(text: str, run: Mapping[str, Any], metric: str) -> str:
-    """Return the verdict of a run with its choice of heads and their quality as the first paragraphs."""
-    sentences = outcome(run, metric)
-    first = [f"{sentences[name][0].upper()}{sentences[name][1:]}.\n" for name in ("choice", "quality") if name in sentences]
+def with_outcome(text: str, metrics: Mapping[str, Any]) -> str:
+    """Return the verdict of a run with its choice of heads, their quality and warnings as the first paragraphs."""
+    sentences = outcome(metrics["run"], metrics["main_metric"])
+    said = [sentences[name] for name in ("choice", "quality") if name in sentences]
+    first = [f"{sentence[0].upper()}{sentence[1:]}.\n" for sentence in (*said, *warnings(metrics))]
     return text.replace("# Verdict\n", "\n".join(["# Verdict\n", *first]), 1)
 
 
-def against_dense(results: Results, kept: Method) -> dict[str, float]:
+def against_dense(results: Results, kept: Method) -> dict[str, float | bool]:
     """Return the test metric of the run's final model and its difference to the dense model, with 95 % intervals.
 
-    The intervals are of a paired bootstrap over test examples. The result is empty for a dense model.
+    ``select_lost`` says whether the final model is worse on the selection split, beyond the interval there. The intervals are
+    of a paired bootstrap over examples. The result is empty for a dense model.
     """
     assert results.pruner is not None
     if kept.base == "dense":
@@ -285,6 +285,8 @@ def against_dense(results: Results, kept: Method) -> dict[str, float]:
     values, replicates, found = compare_pair(final.predictions, dense.predictions, "test", metric)
     low, high = np.quantile(replicates[:, 0], [0.025, 0.975])
     ends = {"difference": found.difference, "difference_low": found.low, "difference_high": found.high}
+    _, _, chosen = compare_pair(final.predictions, dense.predictions, "select", metric)
+    ends["select_lost"] = max(map(results.pruner.task.gain, (chosen.low, chosen.high))) < 0
     return {"value": float(values[0]), "low": float(low), "high": float(high), **ends}
 
 

@@ -13,13 +13,10 @@ from gates.surgery.remove import why_not_removable
 from training.comparison.latency import faster_with_more, latency_sentence
 from training.comparison.tables import Results
 from training.config.comparison import POST_HOC, STAGES
-from training.report.captions import outcome
+from training.report.captions import outcome, warnings
 from training.runs.directory import RunDirectory
-from training.stats.numbers import CACHE, counted, duration, number, quantity, shown, signed, unit
+from training.stats.numbers import CACHE, counted, duration, number, shown, signed, unit
 from training.stats.verdict import ENOUGH, HINT, is_dense, nothing_learned
-
-FASTER = 1.02
-"""The least ratio of dense to pruned latency that counts as faster: less is within the noise of the measurement."""
 
 
 def show_run(console: Console, run: RunDirectory, results: Results, described: Mapping[str, Any]) -> None:
@@ -44,8 +41,11 @@ def show_run(console: Console, run: RunDirectory, results: Results, described: M
         _say(console, f"the closed heads are zeros in the pruned model and were not removed: {reason}")
     if described["wandb_mode"] == "offline":
         console.print(f"W&B (offline): upload with  wandb sync {run.path / 'wandb'}/offline-run-*")
-    for sentence in warnings(results, described, main, majority):  # last, where they are seen
-        _say(console, sentence)
+    dense = pd.Series([row[f"test_{main}"] for row in described["dense"].values()], dtype=float)
+    of_majority = shown(main, majority[main]) if main in majority else None
+    nothing = nothing_learned(shown(main, dense), of_majority, unit(main))
+    for sentence in (*([nothing] if nothing else []), *warnings(metrics)):  # last, where they are seen
+        _say(console, f"warning: {sentence}")
 
 
 def _say(console: Console, sentence: str) -> None:
@@ -87,37 +87,6 @@ def sentences(described: Mapping[str, Any], metrics: Mapping[str, Any]) -> Itera
             yield more
     if text := gates_sentence(described["gates"], "a millisecond" if "latency" in described else "an open one"):
         yield text
-
-
-def warnings(results: Results, described: Mapping[str, Any], main: str, majority: Mapping[str, float]) -> Iterator[str]:
-    """Yield the reasons against using the pruned model."""
-    assert results.pruner is not None
-    task, rows = results.pruner.task, [row.as_columns() for row in results.rows]
-    dense = pd.Series([row[f"test_{main}"] for row in rows if is_dense(row["method"])], dtype=float)
-    of_majority = shown(main, majority[main]) if main in majority else None
-    if warning := nothing_learned(shown(main, dense), of_majority, unit(main)):
-        yield f"warning: {warning}"
-    found, kept = described["against_dense"], described["method"]
-    if not found:
-        return
-    if max(map(task.gain, (found["difference_low"], found["difference_high"]))) < 0:
-        yield (
-            "warning: the pruned model is worse than the dense one, and the interval of the difference excludes 0; keep more "
-            "heads (--model.budget), or train it longer (--model.retrain)"
-        )
-    if main in majority and found["value"] <= majority[main] < float(dense.max()):
-        yield f"warning: the pruned model is not above the majority class, {quantity(main, majority[main])}"
-    of_random = [row[f"select_{main}"] for row in rows if row["method"] == "random+refit"]
-    reached = described["selection"].get(kept)
-    if of_random and reached is not None and task.gain(reached) <= task.gain(of_random[0]):
-        yield (
-            f"warning: on the selection split the kept heads ({quantity(main, reached)}) are not above random heads "
-            f"({quantity(main, of_random[0])}), each refitted"
-        )
-    slow = [row for row in described.get("cost", {}).get("latency", ()) if row["ratio"] < FASTER]
-    if slow and len(slow) == len(described["cost"]["latency"]):
-        sizes = ", ".join(str(row["batch_size"]) for row in slow)
-        yield f"warning: the pruned model is not faster on this device (batch {sizes}); it is smaller all the same"
 
 
 def gates_sentence(learned: Mapping[str, Any], unit_of_price: str = "an open one") -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,8 @@ from training.stats.numbers import counted, listed, number, quantity, shown, sig
 from training.stats.significance import SIGNIFICANCE
 from training.stats.verdict import nothing_learned, regime
 
+FASTER = 1.02
+"""The least ratio of dense to pruned latency that counts as faster: less is within the noise of the measurement."""
 STAGE_TITLES = {
     "post hoc": "mask only (post hoc)",
     "post hoc with means": "mask only, closed heads at their mean",
@@ -68,6 +70,34 @@ def outcome(run: Mapping[str, Any], metric: str) -> dict[str, str]:
     return sentences
 
 
+def warnings(metrics: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the reasons against using the pruned model of a run, from its ``metrics.json``. The selection split decides."""
+    run, metric = metrics.get("run"), metrics.get("main_metric")
+    if not run:
+        return
+    found, majority = run.get("against_dense"), metrics.get("majority", {}).get(metric)
+    if not found:
+        return
+    if found.get("select_lost"):
+        yield (
+            "on the selection split the pruned model is worse than the dense one, and the interval of the difference excludes "
+            "0; keep more heads (--model.budget), or train it longer (--model.retrain)"
+        )
+    dense = max(row[f"test_{metric}"] for row in run["dense"].values())
+    if majority is not None and found["value"] <= majority < dense:
+        yield f"the pruned model is not above the majority class, {quantity(metric, majority)}"
+    reached, of_random = run["selection"].get(run["method"]), run.get("random")
+    if None not in (reached, of_random) and (reached >= of_random if metrics.get("lower_is_better") else reached <= of_random):
+        yield (
+            f"on the selection split the kept heads ({quantity(metric, reached)}) are not above random heads "
+            f"({quantity(metric, of_random)}), each refitted"
+        )
+    measured = run.get("cost", {}).get("latency", [])
+    if measured and all(row["ratio"] < FASTER for row in measured):
+        sizes = ", ".join(str(row["batch_size"]) for row in measured)
+        yield f"the pruned model is not faster on this device (batch {sizes}); it is smaller all the same"
+
+
 def opening(contents: ReportData) -> str:
     """Return the result in one sentence: the heads and the quality of a run, or the best method of a comparison."""
     run = contents.metrics.get("run", {})
@@ -77,10 +107,11 @@ def opening(contents: ReportData) -> str:
 
 
 def outcome_of_run(contents: ReportData) -> list[str]:
-    """Return the further sentences of :func:`outcome`, and the folder of the model."""
+    """Return the further sentences of :func:`outcome`, :func:`warnings`, and the folder of the model."""
     found = outcome(contents.metrics.get("run", {}), contents.metric)
     found.pop("quality", None)
-    return [*found.values(), *(["pruned model: export"] if (contents.path / "export").is_dir() else [])]
+    against = [f"warning: {sentence}" for sentence in warnings(contents.metrics)]
+    return [*found.values(), *against, *(["pruned model: export"] if (contents.path / "export").is_dir() else [])]
 
 
 def best_method(contents: ReportData, stage: str) -> str:

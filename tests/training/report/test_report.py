@@ -201,6 +201,32 @@ def test_the_same_results_give_the_same_page(tables, tmp_path):
     assert pages[0] == pages[1]
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, []),
+        ({"select_lost": True}, ["on the selection split the pruned model is worse than the dense one"]),
+        ({"value": 0.5}, ["the pruned model is not above the majority class, 50.00 %"]),
+        ({"random": 0.92}, ["on the selection split the kept heads (91.00 %) are not above random heads (92.00 %)"]),
+        ({"ratio": 1.01}, ["the pruned model is not faster on this device (batch 1, 16)"]),
+    ],
+)
+def test_reasons_against_a_pruned_model(change, said, tmp_path):
+    """The selection split decides, and the report says so too."""
+    run = write_run(tmp_path)
+    metrics = json.loads((run / "metrics.json").read_text()) | {"majority": {"accuracy": 0.5}}
+    described = metrics["run"]
+    described["random"] = change.get("random", 0.85)
+    described["against_dense"] |= {name: change[name] for name in ("select_lost", "value") if name in change}
+    for row in described["cost"]["latency"]:
+        row["ratio"] = change.get("ratio", row["ratio"])
+    found = list(captions.warnings(metrics))
+    assert [sentence.startswith(start) for sentence, start in zip(found, said, strict=True)] == [True] * len(said)
+    (run / "metrics.json").write_text(json.dumps(metrics))
+    shown = captions.outcome_of_run(read_contents(run))
+    assert [f"warning: {sentence}" for sentence in found] == [text for text in shown if text.startswith("warning: ")]
+
+
 @pytest.mark.integration
 def test_the_page_opens_with_one_sentence_and_its_picture(comparison, report):
     """The sentence is about the middle budget, after training."""
