@@ -144,7 +144,7 @@ class _Positional(Function):
     def apply(cls, *args: Any) -> Any:
         if torch._C._are_functorch_transforms_active():
             return super().apply(*args)
-        return super(Function, cls).apply(*args)
+        return super(Function, cls).apply(*args)  # type: ignore[misc]
 
 
 class _ByWeight(_Positional):

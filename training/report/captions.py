@@ -72,7 +72,7 @@ def outcome(run: Mapping[str, Any], metric: str) -> dict[str, str]:
 
 def warnings(metrics: Mapping[str, Any]) -> Iterator[str]:
     """Yield the reasons against using the pruned model of a run, from its ``metrics.json``. The selection split decides."""
-    run, metric = metrics.get("run"), metrics.get("main_metric")
+    run, metric = metrics.get("run"), str(metrics.get("main_metric"))
     if not run:
         return
     found, majority = run.get("against_dense"), metrics.get("majority", {}).get(metric)
