@@ -52,11 +52,6 @@ TASKS = {
 """The titles of the four tasks, and the folders of their results."""
 FRONT = {"learned": "learned gates", "his": "Head Importance Score", "random": "random heads"}
 """The methods of the picture on the front page, and their titles."""
-REFITTED = {
-    "learned": ("learned+restarts+refit", "best of gates and obs, refitted"),
-    "his": ("his+refit", "Head Importance Score, refitted"),
-}
-"""Methods in the same colours with a refit, and their titles."""
 HEADS = ("agreement_from_dense", "learned", 9)
 """The folder, method and budget whose gates and masks the pages show."""
 TRUTH = "known_truth"
@@ -75,24 +70,17 @@ SVG: dict[Any, Any] = {
 @styled
 def front() -> Figure:
     """Draw the mean accuracy over the four tasks against the heads that are kept, for the mask alone and with a refit."""
-    folders = [name for seeds in TASKS.values() for name in (seeds, seeds.replace("_seeds", "_from_dense"))]
-    tables = {folder: pd.read_csv(RESULTS / folder / "comparison.csv") for folder in folders}
-    rows = pd.concat([table.assign(folder=folder, task=folder.split("_")[0]) for folder, table in tables.items()])
-    alone = ~(rows["folder"].str.endswith("_seeds") & rows["method"].str.endswith("+refit"))  # not all tasks have refits there
-    rows = rows[alone & (rows["stage"] == "post hoc")].drop_duplicates(["task", "method", "heads", "seed"])
-    cells = 100 * rows.groupby(["method", "heads", "task"])["test_accuracy"].mean().unstack()
+    rows = pd.concat([pd.read_csv(RESULTS / folder / "comparison.csv").assign(task=folder) for folder in TASKS.values()])
+    cells = 100 * rows.query("stage == 'post hoc'").groupby(["method", "heads", "task"])["test_accuracy"].mean().unstack()
     mean = cells.dropna().mean(axis=1)  # where all tasks have a result
     figure = Figure(figsize=(5.4, 4.4), layout="constrained")  # narrow, so that a phone can show it
     axes = figure.subplots()
     [(heads, dense)] = mean["dense"].items()
     axes.axhline(dense, color=INK, linewidth=1, linestyle=":", label=f"all {heads} heads")
     for colour, (method, title) in zip(COLOURS, FRONT.items(), strict=False):
-        alone = pd.concat([mean[method], pd.Series({heads: dense})]).sort_index()
-        axes.plot(alone.index, alone, color=colour, marker="o", markersize=4, label=f"{title}, mask alone")
-        if method in REFITTED:
-            name, title = REFITTED[method]
-            refitted = pd.concat([mean[name], pd.Series({heads: dense})]).sort_index()
-            axes.plot(refitted.index, refitted, color=colour, marker="s", markersize=5, linestyle="--", label=title)
+        for name, said, style in ((method, "mask alone", "o-"), (f"{method}+refit", "refitted", "s--")):
+            line = pd.concat([mean[name], pd.Series({heads: dense})]).sort_index()
+            axes.plot(line.index, line, style, color=colour, markersize=4, label=f"{title}, {said}")
     axes.set_xscale("log", base=2)
     kept = sorted({*mean["learned"].index, heads})
     axes.set_xticks(kept, [str(number) for number in kept])

@@ -185,7 +185,7 @@ def export_parser() -> ArgumentParser:
     add(
         "--ranking",
         type=str | None,
-        help="The ranking of the heads (default: the run's own method, by log_alpha): one that the run compared, or with "
+        help="The ranking of the heads (default: the method whose heads the run keeps): one that the run compared, or with "
         "--budget any score, such as obs.",
     )
     add(
