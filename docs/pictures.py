@@ -21,7 +21,6 @@ from matplotlib.text import Text
 
 from gates.roles.roles import RULES
 from training.plotting import COLOURS, INK, method_styles, styled
-from training.report.captions import STAGE_TITLES
 from training.report.contents import Course, ReportData
 from training.report.figures import DENSE, draw_quality, masks_by_method, recoveries, ticks, what_is_drawn
 from training.report.pictures import COLOUR_OF, film_strip, pictures_of, role_map
@@ -52,6 +51,8 @@ TASKS = {
 """The titles of the four tasks, and the folders of their results."""
 FRONT = {"learned": "learned gates", "his": "Head Importance Score", "random": "random heads"}
 """The methods of the picture on the front page, and their titles."""
+DRAWN = ("learned", "learned+refit", "obs+refit", "his", "his+refit", "random", "random+refit")
+"""The methods of the picture of each task."""
 HEADS = ("agreement_from_dense", "learned", 9)
 """The folder, method and budget whose gates and masks the pages show."""
 TRUTH = "known_truth"
@@ -93,13 +94,12 @@ def front() -> Figure:
 
 @styled
 def four_tasks() -> Figure:
-    """Draw the accuracy on four tasks as heads are removed, with the mask alone."""
+    """Draw the accuracy on four tasks as heads are removed, with the mask alone and with a refit."""
     figure = Figure(figsize=(5.8, 6.2), layout="constrained")
     contents = {task: read_contents(RESULTS / folder) for task, folder in TASKS.items()}
-    first = next(iter(contents.values()))
     for one in contents.values():
-        one.summary = one.summary[one.summary["method"].isin([DENSE, *first.methods])]  # what all tasks have
-    styles = method_styles(first.methods)
+        one.summary = one.summary[one.summary["method"].isin([DENSE, *DRAWN])]
+    styles = method_styles(DRAWN)
     panels = list(figure.subplots(2, 2).flat)
     for axes, (task, one) in zip(panels, contents.items(), strict=True):
         draw_quality(axes, one, "post hoc", styles)
@@ -107,7 +107,7 @@ def four_tasks() -> Figure:
     lines = dict(zip(*reversed(panels[0].get_legend_handles_labels()), strict=True))
     names = sorted(lines, key=[*styles, DENSE, *lines].index)
     figure.legend([lines[name] for name in names], names, loc="outside lower center", ncols=3, frameon=False, fontsize=8.5)
-    figure.suptitle(f"{STAGE_TITLES['post hoc']}; {what_is_drawn(one, 'post hoc')}", fontsize=9)
+    figure.suptitle(f"without training; {what_is_drawn(one, 'post hoc')}", fontsize=9)
     return figure
 
 

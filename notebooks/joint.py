@@ -152,7 +152,7 @@ def quality(model: PreTrainedModel | GatedModel, batches: list[Batch]) -> tuple[
 
 
 def refitted(data: Data, dense: PreTrainedModel, mask: Tensor) -> dict[str, object]:
-    """Return the quality of a mask on the dense weights behind a refit in float32."""
+    """Return the quality of a mask on the dense weights with a refit in float32."""
     gated = get_gated_model(copy.deepcopy(dense)).set_mask_(mask).eval()
     gated.refit_(data.train[: REFIT_ROWS // BATCH_SIZE], held_out=None, ridge=(0.01, 0.1, 1.0))
     accuracy, loss = quality(gated, data.select)
@@ -191,7 +191,7 @@ def stored(results: Path, settings: dict[str, object]) -> list[dict[str, object]
 
 
 def as_text(rows: list[dict[str, object]]) -> str:
-    """Return the accuracies behind a refit as Markdown, with the paired differences to ``obs``."""
+    """Return the accuracies with a refit as Markdown, with the paired differences to ``obs``."""
     table = pd.DataFrame(rows).pivot(index="seed", columns="variant", values="accuracy")
     lines = ["| variant | accuracy | of each seed | minus obs | of each seed |", "| --- | --: | --- | --: | --- |"]
     for variant in [name for name in VARIANTS if name in table]:

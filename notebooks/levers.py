@@ -27,8 +27,8 @@ from training.stats.numbers import IN_PERCENT, shown
 
 LEVERS: dict[str, tuple[str, list[str]]] = {
     "as configured": ("learned", []),
-    "behind a refit": ("learned+refit", []),
-    "started by optimal brain surgeon, behind a refit": ("learned(start=obs)+refit", []),
+    "with a refit": ("learned+refit", []),
+    "started by optimal brain surgeon, with a refit": ("learned(start=obs)+refit", []),
     "refined by swaps": ("learned+swap", []),
     "falling temperature": ("learned", ["--model.anneal", "0.05"]),
     "start by HIS": ("learned", ["--model.init_spread", "1"]),

@@ -97,7 +97,7 @@ def with_found_budget(experiments: Experiments, run: RunDirectory) -> Experiment
 
 
 def choose_heads(selector: MaskSelector, own: Method, budget: Budget | None, options: PrunerOptions) -> Kept:
-    """Return the heads to keep: those of the run's method or, behind a refit, the best of it and of cheap rivals."""
+    """Return the heads to keep: those of the run's method or, with a refit, the best of it and of cheap rivals."""
     if "refit" not in own.modifiers:
         return Kept(own, own, selector.select(own, budget), {})
     assert budget is not None
