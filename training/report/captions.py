@@ -86,7 +86,7 @@ def warnings(metrics: Mapping[str, Any]) -> Iterator[str]:
     dense = max(row[f"test_{metric}"] for row in run["dense"].values())
     if majority is not None and found["value"] <= majority < dense:
         yield f"the pruned model is not above the majority class, {quantity(metric, majority)}"
-    reached, of_random = run["selection"].get(run["method"]), run.get("random")
+    reached, of_random = run.get("selection", {}).get(run["method"]), run.get("random")
     if None not in (reached, of_random) and (reached >= of_random if metrics.get("lower_is_better") else reached <= of_random):
         yield (
             f"on the selection split the kept heads ({quantity(metric, reached)}) are not above random heads "
