@@ -95,10 +95,6 @@ def test_where_gates_are_significantly_above():
     assert [alone[task, 4] for task in TASKS] == [{"entropy"}, set(), set(), set()]
     assert "nowhere significantly above HIS or HIES" in PAGE
     assert not any({"his", "hies"} & found for found in alone.values())
-    tests = pd.read_csv(RESULTS / "sick_seeds" / "statistics.csv").query("budget == 18").set_index(["method", "rival"])
-    ahead, p = tests.loc[("learned", "hies"), ["difference", "p_holm"]]
-    said = f"ahead of HIES by {100 * ahead:.1f} points, which is not significant (p = {p:.2f} after Holm's correction)"
-    assert said in PAGE
 
 
 def test_where_hies_is_his():
@@ -158,12 +154,6 @@ def test_what_is_best_after_training_on():
     agreement, sick, sst2, trec = behind[OURS]
     shown = f"{agreement:.1f}, {sst2:.1f} and {trec:.1f} points behind `obs+refit` on agreement, SST-2 and TREC"
     assert f"{shown}, not significantly, and {-sick:.2f} ahead on SICK" in PAGE
-    ahead = [f"{abs(mean['learned'] - mean['his']):.1f}" for mean in means.values()]
-    signs = [mean["learned"] > mean["his"] for mean in means.values()]
-    assert signs == [True, False, False, True]
-    assert f"`learned` is {ahead[0]} points ahead of HIS on agreement and {ahead[3]} on TREC" in PAGE
-    assert ahead[1] == ahead[2]
-    assert f"It is {ahead[1]} behind on SST-2 and SICK" in PAGE
     random = [mean.max() - mean["random"] for mean in means.values()]
     near = sorted(random)[:3]
     shown = f"{near[0]:.1f} to {near[2]:.1f} points below the best mean on three of four tasks, and {random[1]:.1f} on SICK"
@@ -244,11 +234,7 @@ def test_the_small_gpt():
 
 
 def test_the_small_gpt_trained_on():
-    own, brown = (by_seed("gpt_from_dense", f"test_{name}", seeds=3).loc[ON] for name in ("perplexity", "brown_perplexity"))
-    own, brown = own.droplevel("heads"), brown.droplevel("heads")
-    refitted = own.mean(axis=1)[[name for name in own.index if name.endswith("+refit")]]
-    shown = f"between {refitted.min():.1f} and {refitted.max():.1f}. HIS without a refit has {own.loc['his'].mean():.1f}"
-    assert shown in PAGE
+    brown = by_seed("gpt_from_dense", "test_brown_perplexity", seeds=3).loc[ON].droplevel("heads")
     assert brown.drop("dense").mean(axis=1).idxmin() == "his+refit"
     first = (brown.drop("dense").idxmin() == "his+refit").sum()
     shown = f"refitted HIS has the best mean, {brown.loc['his+refit'].mean():.1f}. It is first in {WORDS[first]} of three"
@@ -264,10 +250,17 @@ def test_gates_on_a_translator():
     assert f"better mean by {on.mean():.1f} and is ahead in {WORDS[(on > 0).sum()]} of five seeds, not significantly" in PAGE
     ahead = (trained.loc["learned"] - trained.loc["random"]).mean()
     assert f"It is {ahead:.1f} ahead of random heads, significantly" in PAGE
-    assert (trained.loc["hies"] == trained.loc["his"]).all()
     assert {"his", "random"} <= above("multi30k_refit", "post hoc", 48, "learned")
     assert above("multi30k_all_seeds", "retrained", 48, "learned") == {"random"}
     lost = alone.loc["dense"].mean() - alone.mean(axis=1)
+    ahead = [lost["his+refit"] - lost["learned+refit"], lost["learned+refit"] - lost["obs+refit"]]
+    assert f"and by {ahead[0]:.1f} with a refit, both significantly, if all heads can be removed" in PAGE
+    assert f"`obs` is level with the gates alone and {ahead[1]:.1f} ahead with a refit" in PAGE
+    assert abs(lost["obs"] - lost["learned"]) < 0.05
+    refitted = {name: above("multi30k_refit", "post hoc", 48, f"{name}+refit") for name in ("obs", "learned")}
+    assert "his+refit" in refitted["obs"] & refitted["learned"]
+    assert ["random+refit" in refitted[name] for name in ("obs", "learned")] == [True, False]
+    assert "`obs` and gates are significantly ahead of refitted HIS, and `obs` of refitted random heads" in PAGE
     names = ("obs", "learned", "his", "random")
     said = "With a refit `obs` loses {:.1f} BLEU, gates {:.1f}, HIS {:.1f} and random heads {:.1f}"
     assert said.format(*(lost[f"{name}+refit"] for name in names)) in PAGE
@@ -283,14 +276,12 @@ def test_the_encoder_alone():
     assert len(masks) == 5
     assert all(mask == masks[0] for mask in masks)
     assert [sum(masks[0][8 * layer : 8 * layer + 8]) for layer in range(6)] == [1, 8, 1, 0, 0, 0]
-    bleu, loss = (by_seed(folder, name).droplevel("heads") for name in ("test_bleu", "test_loss"))
-    alone, on, lost = bleu.loc["post hoc"].mean(axis=1), bleu.loc[ON], loss.loc[ON]
+    bleu = by_seed(folder, "test_bleu").droplevel("heads")
+    alone, on = bleu.loc["post hoc"].mean(axis=1), bleu.loc[ON]
     by = {name: f"{alone['dense'] - alone[name]:.2f}" for name in ("learned", "his")}
     assert f"these heads lose {by['learned']} BLEU and those of HIS {by['his']}" in PAGE
     mean = on.mean(axis=1).map("{:.2f}".format)
     assert f"`learned` has {mean['learned']}, HIS {mean['his']} and the dense model {mean['dense']}" in PAGE
-    assert f"ahead in BLEU in {WORDS[(on.loc['learned'] > on.loc['his']).sum()]} of five seeds" in PAGE
-    assert f"its test loss is lower in {WORDS[(lost.loc['learned'] < lost.loc['his']).sum()]} of five" in PAGE
     assert f"It is {(on.loc['learned'] - on.loc['random']).mean():.1f} above random heads, significantly" in PAGE
     tests = p_values(folder, ON)
     assert tests["learned", "random"] < 0.05
@@ -340,7 +331,6 @@ def test_the_embedded_example_trained_on():
         ("started by optimal brain surgeon, with a refit", 5.1, -0.1, "5.1 points together"),
         ("gate learning rate 0.1", 0.8, 0.7, "adds 0.7 points, and 0.8 with the mask alone"),
         ("together with the weights", -2.1, -0.6, "are 0.6 points behind gates on frozen weights, and 2.1 with the mask alone"),
-        ("refined by swaps", 1.6, 0.3, "Swaps add 1.6 points with the mask alone and 0.3 after training."),
     ],
 )
 def test_what_the_parts_of_the_method_are_worth(lever, alone, on, said):
