@@ -79,9 +79,9 @@ def front() -> Figure:
     [(heads, dense)] = mean["dense"].items()
     axes.axhline(dense, color=INK, linewidth=1, linestyle=":", label=f"all {heads} heads")
     for colour, (method, title) in zip(COLOURS, FRONT.items(), strict=False):
-        for name, said, style in ((method, "mask alone", "o-"), (f"{method}+refit", "refitted", "s--")):
+        for name, how, style in ((method, "mask alone", "o-"), (f"{method}+refit", "refitted", "s--")):
             line = pd.concat([mean[name], pd.Series({heads: dense})]).sort_index()
-            axes.plot(line.index, line, style, color=colour, markersize=4, label=f"{title}, {said}")
+            axes.plot(line.index, line, style, color=colour, markersize=4, label=f"{title}, {how}")
     axes.set_xscale("log", base=2)
     kept = sorted({*mean["learned"].index, heads})
     axes.set_xticks(kept, [str(number) for number in kept])
