@@ -258,6 +258,7 @@ def test_gates_on_a_translator():
     assert abs(lost["obs"] - lost["learned"]) < 0.05
     refitted = {name: above("multi30k_refit", "post hoc", 48, f"{name}+refit") for name in ("obs", "learned")}
     assert "his+refit" in refitted["obs"] & refitted["learned"]
+    assert "learned+refit" not in refitted["obs"]  # as README says of both
     assert ["random+refit" in refitted[name] for name in ("obs", "learned")] == [True, False]
     assert "`obs` and gates are significantly ahead of refitted HIS, and `obs` of refitted random heads" in PAGE
     names = ("obs", "learned", "his", "random")

@@ -72,12 +72,12 @@ def outcome(run: Mapping[str, Any], metric: str) -> dict[str, str]:
 
 def warnings(metrics: Mapping[str, Any]) -> Iterator[str]:
     """Yield the reasons against using the pruned model of a run, from its ``metrics.json``. The selection split decides."""
-    run, metric = metrics.get("run"), str(metrics.get("main_metric"))
-    if not run:
-        return
-    found, majority = run.get("against_dense"), metrics.get("majority", {}).get(metric)
+    run = metrics.get("run", {})
+    found = run.get("against_dense")
     if not found:
         return
+    metric = metrics["main_metric"]
+    majority = metrics.get("majority", {}).get(metric)
     if found.get("select_lost"):
         yield (
             "on the selection split the pruned model is worse than the dense one, and the interval of the difference excludes "
