@@ -22,7 +22,6 @@ import copy
 import json
 import random
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -32,7 +31,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 
 from gates import Budget, GateConfig, GatedModel, get_gated_model, top_k_mask
-from gates.scores.brain_surgeon import SiteMoments, brain_surgeon_scores, output_gradients
+from gates.scores.brain_surgeon import brain_surgeon
 from training.pruner.distillation import hidden_mse
 
 Batch = dict[str, Tensor]
@@ -101,17 +100,12 @@ def train_dense(options: argparse.Namespace, data: Data, seed: int) -> PreTraine
 def obs_scores(dense: PreTrainedModel, batches: list[Batch]) -> Tensor:
     """Return the score ``obs`` of every head, ``[gates]``."""
     gated = get_gated_model(copy.deepcopy(dense)).eval()
-    sites = gated.gates.sites
-    moments = [SiteMoments(site.output.in_features, site.output.out_features) for site in sites]
 
     def losses(batch: Batch) -> Tensor:
         inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
         return cross_entropy(gated(**inputs).logits, batch["labels"], reduction="none")
 
-    for batch in batches:
-        for site, inputs, gradients in output_gradients(gated.gates, partial(losses, batch)):
-            moments[site].update(inputs, gradients, len(batch["labels"]), batch["attention_mask"])
-    return brain_surgeon_scores(gated.gates, [of_site.compute() for of_site in moments])
+    return brain_surgeon(gated.gates, batches, losses, lambda batch: {"encoder": batch["attention_mask"]})
 
 
 def learned_mask(

@@ -355,7 +355,7 @@ def set_apart_(gates: HeadGates, scores: Tensor, spread: float) -> None:
     Args:
         scores: The score of each gate, ``[gates]``, at least 0 and comparable across layers. Examples are HIS normalised by
             layer (:func:`gates.scores.importance.normalise_by_layer`) and the scores of
-            :func:`gates.scores.brain_surgeon.brain_surgeon_scores`.
+            :func:`gates.scores.brain_surgeon.brain_surgeon`.
         spread: The units of ``log_alpha`` per standard deviation of the logarithm.
     """
     check_scores(gates, scores)

@@ -14,21 +14,23 @@ changes the cost of an error, not the best update.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from gates.attention.intercept import alone, observing
-from gates.attention.sites import join_sites, weight_by_output
-from gates.attention.valid import valid_positions
+from gates.attention.sites import AttentionSite, join_sites, weight_by_output
+from gates.attention.valid import Valid, rows_by_site, valid_positions
 from gates.errors import GateError
 from gates.gating.head_gates import HeadGates
 from gates.scores.metric import HeadMetric
 from gates.scores.weights import output_weights
+
+Batch = TypeVar("Batch")
 
 RIDGE = 0.01
 """The strength of the ridge, in units of the mean second moment of an input. It separates linearly dependent heads."""
@@ -76,15 +78,15 @@ class SiteMoments(HeadMetric):
         return OutputMoments(self.examples, self.positions, self.x, self.xx, self.gg)
 
 
-def output_gradients(gates: HeadGates, losses: Callable[[], Tensor]) -> list[tuple[int, Tensor, Tensor]]:
+def output_gradients(gates: HeadGates, losses: Callable[[], Tensor]) -> tuple[int, list[tuple[int, Tensor, Tensor]]]:
     """Return the inputs of the output projections in one forward pass, and the gradients of the loss at their outputs.
 
     Args:
         losses: A function that runs the model and returns the per-example losses ``[batch]``.
 
     Returns:
-        For each call of a site its index, the inputs ``[..., in]`` and the gradients ``[..., out]`` of the summed losses; zeros
-        where the loss does not depend on the output.
+        The number of examples, and for each call of a site its index, the inputs ``[..., in]`` and the gradients
+        ``[..., out]`` of the summed losses; zeros where the loss does not depend on the output.
     """
     calls: list[tuple[int, Tensor, Tensor]] = []
 
@@ -100,9 +102,9 @@ def output_gradients(gates: HeadGates, losses: Callable[[], Tensor]) -> list[tup
         stack.enter_context(torch.enable_grad())
         for index, site in enumerate(gates.sites):
             stack.callback(site.output.register_forward_hook(partial(take, index)).remove)
-        total = losses().sum()
-        found = torch.autograd.grad(total, [leaf for _, _, leaf in calls], materialize_grads=True)
-    return [(site, inputs, gradient) for (site, inputs, _), gradient in zip(calls, found, strict=True)]
+        each = losses()
+        found = torch.autograd.grad(each.sum(), [leaf for _, _, leaf in calls], materialize_grads=True)
+    return len(each), [(site, inputs, gradient) for (site, inputs, _), gradient in zip(calls, found, strict=True)]
 
 
 def removal_errors(weight: Tensor, second: Tensor, cost: Tensor, heads: int, *, ridge: float = RIDGE) -> Tensor:
@@ -150,22 +152,43 @@ def removal_errors(weight: Tensor, second: Tensor, cost: Tensor, heads: int, *, 
     return errors
 
 
-def brain_surgeon_scores(gates: HeadGates, moments: Sequence[OutputMoments], *, ridge: float = RIDGE) -> Tensor:
-    """Return the score of every gate, ``[gates]``, float64, in units of the loss per example; higher is kept first.
+def brain_surgeon(
+    gates: HeadGates, batches: Iterable[Batch], losses: Callable[[Batch], Tensor], valid: Callable[[Batch], Valid]
+) -> Tensor:
+    """Return the score of every gate, ``[gates]``, float64, from one forward and one backward pass over batches.
+
+    Scores are in units of the loss per example; higher is kept first.
 
     Args:
-        moments: The moments of every site, for the present weights.
-        ridge: The strength of the ridge; see :data:`RIDGE`.
+        gates: The gates of a model in evaluation mode.
+        losses: A function that runs the model on a batch and returns the per-example losses ``[batch]``.
+        valid: A function from a batch to its queries that are not padding, ``[batch, query]``, by kind or by the name of a
+            module. None or a missing key where all count.
+
+    >>> from transformers import BertConfig, BertModel
+    >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4)).eval()
+    >>> batches, gates = [torch.randint(50, (3, 7))], HeadGates(model)
+    >>> brain_surgeon(gates, batches, lambda batch: model(batch).pooler_output.square().sum(-1), lambda batch: {}).shape
+    torch.Size([8])
     """
     output_weights(gates)  # raises
-    scores = []
-    for site, size, of_site in zip(gates.sites, gates.sizes, moments, strict=True):
-        if of_site.positions == 0:
-            raise GateError("there are no positions to score heads on; expected batches with at least one that is not padding")
-        second = of_site.xx
-        if site.output.bias is not None:
-            second = second - torch.outer(of_site.x, of_site.x) / of_site.positions
-        cost = of_site.gg / of_site.positions
-        weight = weight_by_output(site.output).detach()
-        scores.append(removal_errors(weight, second / of_site.examples, cost / 2, size, ridge=ridge))
-    return join_sites(scores)
+    shapes = [weight_by_output(site.output).shape for site in gates.sites]
+    moments = [SiteMoments(features, outputs).to(gates.mask.device) for outputs, features in shapes]
+    for batch in batches:
+        rows = rows_by_site(valid(batch), gates.sites)
+        examples, calls = output_gradients(gates, partial(losses, batch))
+        for site, inputs, gradients in calls:
+            moments[site].update(inputs, gradients, examples, rows[site])
+    parts = zip(gates.sites, gates.sizes, moments, strict=True)
+    return join_sites([_scores_of_site(site, size, one.compute()) for site, size, one in parts])
+
+
+def _scores_of_site(site: AttentionSite, heads: int, moments: OutputMoments) -> Tensor:
+    """Return the score of each head of a site, ``[heads]``, from the moments for its present weights."""
+    if moments.positions == 0:
+        raise GateError("there are no positions to score heads on; expected batches with at least one that is not padding")
+    second = moments.xx
+    if site.output.bias is not None:
+        second = second - torch.outer(moments.x, moments.x) / moments.positions
+    cost = moments.gg / moments.positions
+    return removal_errors(weight_by_output(site.output).detach(), second / moments.examples, cost / 2, heads)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from gates.attention.intercept import observe_head_outputs
-from gates.attention.sites import weight_by_output
 from gates.attention.valid import rows_by_site
 from gates.errors import GateError
 from gates.recovery.refit import Refitted, refit_
@@ -28,7 +27,7 @@ from gates.scores.ablation import (
     uniform_replacement,
 )
 from gates.scores.attention import AttentionConfidence, AttentionEntropy
-from gates.scores.brain_surgeon import SiteMoments, brain_surgeon_scores, output_gradients
+from gates.scores.brain_surgeon import brain_surgeon
 from gates.scores.fisher import FisherInformation
 from gates.scores.importance import (
     Granularity,
@@ -277,23 +276,12 @@ def _attention_gradients(subject: ScoringContext, raw: Raw) -> dict[str, Tensor]
 
 
 def _output_moments(subject: ScoringContext, raw: Raw) -> dict[str, Tensor]:
-    return {"obs": brain_surgeon_of(subject)}
+    return {"obs": _brain_surgeon(subject)}
 
 
-def brain_surgeon_of(subject: ScoringContext) -> Tensor:
-    """Return the cost of removal by an optimal brain surgeon, ``[gates]`` float64, of a subject at rest.
-
-    It follows from moments of the output projections' inputs and of their outputs' gradients.
-    """
-    gates = subject.gates
-    shapes = [weight_by_output(site.output).shape for site in gates.sites]
-    moments = [SiteMoments(features, outputs).to(subject.device) for outputs, features in shapes]
-    for batch in subject.batches("gathering moments of outputs"):
-        valid = rows_by_site(subject.valid_queries(batch), gates.sites)
-        for site, inputs, gradients in output_gradients(gates, partial(subject.losses, batch)):
-            examples = len(batch["labels"])
-            moments[site].update(inputs, gradients, examples, valid[site])
-    return brain_surgeon_scores(gates, [of_site.compute() for of_site in moments])
+def _brain_surgeon(subject: ScoringContext) -> Tensor:
+    batches = subject.batches("gathering moments of outputs")
+    return brain_surgeon(subject.gates, batches, subject.losses, subject.valid_queries)
 
 
 class Variant(NamedTuple):
@@ -459,7 +447,7 @@ def starting_scores(subject: ScoringContext, name: Literal["his", "obs"]) -> Ten
     if name == "his":
         return normalise_by_layer(importance_of(subject).his, subject.gates.layer_index().cpu())
     with subject.at_rest():
-        return brain_surgeon_of(subject).cpu()
+        return _brain_surgeon(subject).cpu()
 
 
 def importance_of(subject: ScoringContext, *, also: Callable[[Batch], None] | None = None) -> Importance:

@@ -6,7 +6,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from gates.errors import GateError
 from gates.gating.head_gates import HeadGates
-from gates.scores.brain_surgeon import RIDGE, SiteMoments, brain_surgeon_scores, output_gradients, removal_errors
+from gates.scores.brain_surgeon import RIDGE, SiteMoments, brain_surgeon, output_gradients, removal_errors
 
 
 def tensor(seed, *shape):
@@ -89,7 +89,8 @@ def batch_of(tokens):
 def test_gradients_are_those_of_moving_an_output(model):
     ids, mask, labels = batch_of(7)
     gates = HeadGates(model)
-    calls = output_gradients(gates, lambda: losses(model, ids, mask, labels))
+    examples, calls = output_gradients(gates, lambda: losses(model, ids, mask, labels))
+    assert examples == 6
     assert [site for site, _, _ in calls] == [0, 1]
     step = 1e-2 * torch.randn(16, generator=torch.Generator().manual_seed(2))
     for site, inputs, gradient in calls:
@@ -110,13 +111,8 @@ def test_gradients_are_those_of_moving_an_output(model):
 
 
 def scored(model, tokens, sizes):
-    ids, mask, labels = batch_of(tokens)
-    gates = HeadGates(model)
-    moments = [SiteMoments(16, 16) for _ in gates.sites]
-    for ids_, mask_, labels_ in zip(ids.split(sizes), mask.split(sizes), labels.split(sizes), strict=True):
-        for site, inputs, gradient in output_gradients(gates, lambda: losses(model, ids_, mask_, labels_)):  # noqa: B023
-            moments[site].update(inputs, gradient, len(ids_), mask_)
-    return brain_surgeon_scores(gates, [one.compute() for one in moments])
+    batches = zip(*(tensor.split(sizes) for tensor in batch_of(tokens)), strict=True)
+    return brain_surgeon(HeadGates(model), batches, lambda batch: losses(model, *batch), lambda batch: {"encoder": batch[1]})
 
 
 def test_padding_and_batching_make_no_difference(model):
@@ -131,7 +127,7 @@ def test_the_scores_of_a_site_are_its_removal_errors_about_the_mean(model):
     ids, mask, labels = batch_of(7)
     gates = HeadGates(model)
     expected = []
-    for site, inputs, gradient in output_gradients(gates, lambda: losses(model, ids, mask, labels)):
+    for site, inputs, gradient in output_gradients(gates, lambda: losses(model, ids, mask, labels))[1]:
         x, g = inputs[mask.bool()].double(), gradient[mask.bool()].double()
         x = x - x.mean(0)
         weight = gates.sites[site].output.weight.detach()
@@ -143,5 +139,6 @@ def test_a_mask_of_another_size_and_no_positions_are_refused(model):
     moments = SiteMoments(16, 16)
     with pytest.raises(GateError, match="give a mask for each part"):
         moments.update(torch.ones(2, 3, 16), torch.ones(2, 3, 16), 2, torch.ones(2, 4))
+    nothing = {"encoder": torch.zeros(6, 7)}
     with pytest.raises(GateError, match="no positions to score heads on"):
-        brain_surgeon_scores(HeadGates(model), [moments.compute()] * 2)
+        brain_surgeon(HeadGates(model), [batch_of(7)], lambda batch: losses(model, *batch), lambda batch: nothing)
