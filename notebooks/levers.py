@@ -2,9 +2,9 @@
 
     python notebooks/levers.py FOLDER [--only NAME --only NAME] -- --config FILE --budgets 9 --seeds 0,1 ...
 
-where the arguments after ``--`` are those of ``training compare``, without ``--methods`` and ``--run_dir``. Writes
-FOLDER/levers.csv, a row for each lever, stage and budget, and FOLDER/verdict.md, the same as a table. Comparisons share their
-experiments, so the same command continues a stopped one.
+where the arguments after ``--`` are those of ``training compare``, without ``--methods`` and ``--run_dir``. With
+``--stages "post hoc"`` among them no mask is trained on. Writes FOLDER/levers.csv, a row for each lever, stage and budget, and
+FOLDER/verdict.md, the same as a table. Comparisons share their experiments, so the same command continues a stopped one.
 """
 
 from __future__ import annotations
@@ -43,8 +43,12 @@ LEVERS: dict[str, tuple[str, list[str]]] = {
     "best of several draws": ("learned+draws", []),
     "together with the weights": ("learned(pipelined=false)", []),
     "gate learning rate 0.1": ("learned", ["--model.gate_learning_rate", "0.1"]),
+    "50 steps, with a refit": ("learned+refit", ["--model.min_prune_steps", "50"]),
+    "200 steps, with a refit": ("learned+refit", ["--model.min_prune_steps", "200"]),
+    "optimal brain surgeon, with a refit": ("obs+refit", []),
+    "HIS, with a refit": ("his+refit", []),
 }
-"""By name the method that is compared, and how its options differ from the configuration's."""
+"""By name the method that is compared, and how its options differ from the configuration's. Steps are those of the gates."""
 STAGES = (POST_HOC, FROM_DENSE)
 
 
@@ -56,9 +60,8 @@ def measure(folder: Path, name: str, arguments: Sequence[str]) -> pd.DataFrame:
     """
     method, changes = LEVERS[name]
     run = folder / "runs" / "".join(letter if letter.isalnum() else "-" for letter in name)
-    own = ["--methods", method, "--stages", ",".join(STAGES), "--run_dir", str(run)]
-    own += ["--experiments", str(folder / "experiments")]
-    if run_command("compare", [*arguments, *own, *changes]) != 0:
+    own = ["--methods", method, "--run_dir", str(run), "--experiments", str(folder / "experiments")]
+    if run_command("compare", ["--stages", ",".join(STAGES), *arguments, *own, *changes]) != 0:
         raise GateError(f"the comparison of {name!r} did not end")
     metric = "select_" + json.loads((run / "metrics.json").read_text(encoding="utf-8"))["main_metric"]
     rows = pd.read_csv(run / "comparison.csv").query("method != 'dense'")

@@ -181,7 +181,7 @@ def measure_latency(
     batch_sizes: Sequence[int],
     repeats: int = 50,
     warm_up: int = 3,
-    seconds: float = 6.0,
+    seconds: float = 3.0,
 ) -> tuple[Latency, ...]:
     """Measure the median time of a forward pass of each model by batch size, on an otherwise idle machine.
 

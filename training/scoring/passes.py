@@ -84,10 +84,11 @@ def refit(subject: ScoringContext, mask: Tensor, dense: Mapping[str, Tensor], se
     """
     aim = {name: dense[name].to(subject.device) for name, _ in subject.backbone.named_parameters()}
     with subject.at_rest():
+        batches = list(subject.thinned(search.rows))  # padded once for all projections
         return refit_(
             subject.gates,
             mask,
-            partial(subject.thinned, search.rows),
+            lambda: batches,
             partial(_run, subject),
             subject.valid_queries,
             ridge=search.ridges,
