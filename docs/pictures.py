@@ -21,7 +21,7 @@ from matplotlib.text import Text
 
 from gates.roles.roles import RULES
 from training.plotting import COLOURS, INK, method_styles, styled
-from training.report.contents import Course, ReportData
+from training.report.contents import GateHistory, ReportData
 from training.report.figures import DENSE, draw_quality, masks_by_method, recoveries, ticks, what_is_drawn
 from training.report.pictures import COLOUR_OF, film_strip, pictures_of, role_map
 from training.report.reading import read_contents, read_roles
@@ -115,9 +115,9 @@ def of_pages() -> Iterator[tuple[str, Figure]]:
     """Yield the pictures of pages by name."""
     yield "front", front()
     yield "tasks", four_tasks()
-    contents, course, title = of_gates()
+    contents, history, title = of_gates()
     budget = HEADS[-1]
-    yield "film", film_strip(course, title)
+    yield "film", film_strip(history, title)
     yield "masks", masks_by_method(contents.kept_at(budget), seeds=contents.comparison["seed"].nunique())
     yield "overlap", next(one.figure for one in pictures_of(contents) if one.name == f"agreement_{budget}")
     roles = read_roles(RESULTS / "roles" / "roles.csv")
@@ -127,11 +127,11 @@ def of_pages() -> Iterator[tuple[str, Figure]]:
         yield "truth", ticks(recoveries(truth[~truth["method"].isin(LEFT_OUT)]))
 
 
-def of_gates() -> tuple[ReportData, Course, str]:
+def of_gates() -> tuple[ReportData, GateHistory, str]:
     """Return the results of :data:`HEADS`, the gates over training, and the title of their pictures."""
     folder, method, budget = HEADS
     contents = read_contents(RESULTS / folder)
-    return contents, contents.courses[method, budget], f"gates of {method}, {contents.label(budget)}"
+    return contents, contents.histories[method, budget], f"gates of {method}, {contents.label(budget)}"
 
 
 def svg(figure: Figure) -> str:

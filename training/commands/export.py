@@ -58,7 +58,7 @@ from training.pruner.module import PRUNED_BEFORE
 from training.runs import progress
 from training.runs.directory import LATENCY, RunDirectory, writing_to
 from training.runs.resume import noted_identity
-from training.runs.stored import AGAIN, check_unchanged, damaged, read_json, read_table
+from training.runs.stored import RUN_AGAIN, check_unchanged, damaged, read_json, read_table
 from training.runs.tracking import versions
 from training.scoring.refits import Refit, quality, refit_if_better_
 from training.scoring.scorers import SCORERS, Scores
@@ -477,7 +477,7 @@ def _card(trained: TrainedModel, mask: Tensor, ranking: str, cost: Cost | None) 
                 **described.get("data", {}),  # type: ignore[union-attr]
             }
         except (AttributeError, KeyError, TypeError) as error:
-            raise damaged(file, "results of a run", first_line(error), AGAIN) from error
+            raise damaged(file, "results of a run", first_line(error), RUN_AGAIN) from error
         method = mask_found_by(trained.options, kept, is_refitted=is_refitted)
     else:
         known = {}

@@ -42,7 +42,7 @@ from training.runs import progress
 from training.runs.launched import check_alone
 from training.runs.own_code import import_from_here
 
-AGAIN = "the same command continues"
+CONTINUES = "the same command continues"
 NOTHING = "nothing was written"
 
 
@@ -93,7 +93,7 @@ COMMANDS = {
         "methods x budgets x seeds, at equal training cost",
         build_comparison_parser,
         "training.comparison.grid:compare",
-        AGAIN,
+        CONTINUES,
         groups=(*COMPARISON_GROUPS, *GROUPS),
         hidden=RUN_ONLY_OPTIONS,
         trains_together=True,
@@ -116,7 +116,7 @@ COMMANDS = {
         "a sweep in W&B's format, on this machine",
         parsers.sweep_parser,
         "training.sweeps.local:run_sweep",
-        AGAIN,
+        CONTINUES,
         takes_rest=True,
     ),
     "export": Command(

@@ -32,7 +32,7 @@ from training.config import DrawSearch, PrunerOptions, RefitOptions, RestartSear
 from training.data.base import TaskData
 from training.pruner.callbacks import CostInCheckpoints, EndOfPhase, LastGoodCheckpoint, Predictions, StopEarly
 from training.pruner.checkpoints import check_whole, read_checkpoint, write_checkpoint
-from training.pruner.logging import CourseLog, GateLog
+from training.pruner.logging import GateLog, PositionLog
 from training.pruner.module import SPLITS, HeadPruner, evaluate, noise_of
 from training.runs import processes, progress
 from training.runs.cost import NO_COST, measured
@@ -323,7 +323,7 @@ class Experiments:
             "experiment": "retrain", "start": start.key, "values": values.tolist(), "options": after,
             **({} if steps is None else {"steps": steps}),
         }  # fmt: skip
-        work = "evaluating" if steps == 0 else "retraining"
+        work = "retraining" if steps != 0 and options.trains_with_mask else "evaluating"
         return self.do(f"{work}, {int((values > 0).sum())} heads", determined_by, make)
 
     def from_scratch(self, values: Tensor) -> Experiment:
@@ -419,7 +419,7 @@ class Experiments:
         if self._loggers:
             interval = self.setup.trainer.val_check_interval or self.data.validation_interval(pruner.epochs)
             watch = {"logger": self._loggers, "val_check_interval": interval}
-            logs = [CourseLog()] if any(isinstance(one, GateLog) for one in callbacks) else [GateLog(), CourseLog()]
+            logs = [PositionLog()] if any(isinstance(one, GateLog) for one in callbacks) else [GateLog(), PositionLog()]
         trainer = self.trainer(*callbacks, *logs, *kept, identity=key, **watch, **limit)
         before = CostInCheckpoints.read(last, key) if goes_on else NO_COST
         if start is not None and not goes_on:

@@ -94,8 +94,8 @@ class PriceRun:
     mask: Tensor
 
 
-APART: dict[str, Any] = {"init_spread": 1.0, "init_score": "obs"}
-STARTS: tuple[dict[str, Any], ...] = ({"init_spread": 0.0}, APART)
+FROM_OBS: dict[str, Any] = {"init_spread": 1.0, "init_score": "obs"}
+STARTS: tuple[dict[str, Any], ...] = ({"init_spread": 0.0}, FROM_OBS)
 """The initial gates of the restarts, in turn."""
 
 KNOWN_MASK = {"pipelined": False}
@@ -241,7 +241,7 @@ class MaskSelector:
         learned = [self.experiments.learn(changes, restart=time) for time, changes in enumerate(starts)]
         masks = [self.mask_of(torch.tensor(experiment.result["log_alpha"]), budget) for experiment in learned]
         if len(learned) > 1:
-            learned.append(self.score(APART["init_score"], budget, None))
+            learned.append(self.score(FROM_OBS["init_score"], budget, None))
             masks.append(torch.tensor(learned[-1].result["mask"]))
         selection = replace(selection, cost=NO_COST)
         for experiment in learned:

@@ -33,7 +33,7 @@ from training.pruner.module import HeadPruner
 from training.report.captions import outcome, warnings
 from training.runs import progress
 from training.runs.directory import METRICS, RunDirectory
-from training.runs.stored import AGAIN, read_arrays, write_checksums
+from training.runs.stored import RUN_AGAIN, read_arrays, write_checksums
 from training.runs.tracking import code_version, machine, versions
 from training.scoring.subject import Batch, ScoringContext
 from training.stats.bootstrap import (
@@ -310,7 +310,7 @@ def against_second(results: Results, reached: Mapping[str, float]) -> dict[str, 
 
 def compare_pair(one: Path, other: Path, split: str, metric: Metric) -> tuple[np.ndarray, np.ndarray, Difference]:
     """Return the metric of two models ``[2]``, the same on resampled examples ``[resamples, 2]``, and their difference."""
-    arrays = [read_arrays(path, mend=AGAIN) for path in (one, other)]
+    arrays = [read_arrays(path, mend=RUN_AGAIN) for path in (one, other)]
     predictions = np.stack([np.asarray(own[f"{split}_prediction"]) for own in arrays])
     values, replicates = resample_metric(predictions, np.asarray(arrays[0][f"{split}_target"]), metric)
     return values, replicates, resampled_difference(float(values[0] - values[1]), replicates[:, 0] - replicates[:, 1])

@@ -108,7 +108,7 @@ PHASES: tuple[str, ...] = get_args(Phase)
 """Phases are logged as numbers, 0, 1 and 2, since logs of numbers take nothing else."""
 
 
-class CourseLog(pl.Callback):
+class PositionLog(pl.Callback):
     """Log the position and the speed of a run, at the steps at which losses are logged.
 
     ``epoch`` is the true one, a fraction: Lightning's own stays at 0, since one loader holds all epochs of a run.
@@ -144,7 +144,7 @@ class CourseLog(pl.Callback):
             return
         seconds = max(time.perf_counter() - self._since, 1e-9)
         speed = {"steps": (step - self._steps) / seconds, "examples": self._examples / seconds}
-        logged = course_of(pl_module, step) | {f"train/{name}_per_second": value for name, value in speed.items()}
+        logged = position_of(pl_module, step) | {f"train/{name}_per_second": value for name, value in speed.items()}
         pl_module.log_dict(logged, rank_zero_only=True)
         self._restart(trainer)
 
@@ -157,7 +157,7 @@ def epoch_of(pruner: HeadPruner, step: int) -> float:
     return pruner.epochs * step / max(1, pruner.boundaries[2])
 
 
-def course_of(pruner: HeadPruner, step: int) -> dict[str, float]:
+def position_of(pruner: HeadPruner, step: int) -> dict[str, float]:
     """Return epoch, phase, learning rates and prices of the last step, which counts from 1."""
     done = step - 1
     logged = {"epoch": epoch_of(pruner, step), "train/phase": float(PHASES.index(pruner.phase(done)))}

@@ -50,8 +50,8 @@ def outcome(run: Mapping[str, Any], metric: str) -> dict[str, str]:
     if reached := run.get("selection"):
         best = run["method"]
         others = ", ".join(f"{name} {number(metric, value)}" for name, value in reached.items() if name != best)
-        refit = ": refitted" if run.get("is_refitted", True) else ", without the refit, which was worse"
-        kept = f"kept the heads of {best}{refit}, {metric} on the selection split is {quantity(metric, reached[best])}"
+        refit = "refitted," if run.get("is_refitted", True) else "not refitted, because a refit was worse;"
+        kept = f"kept the heads of {best}: {refit} {metric} on the selection split is {quantity(metric, reached[best])}"
         lead = run.get("lead")
         chance = f"; the difference to {lead['second']} is not significant" if lead and lead["low"] <= 0 <= lead["high"] else ""
         sentences["choice"] = f"{kept} ({others}){chance}"

@@ -58,7 +58,7 @@ class Values:
 
 
 @dataclass(frozen=True)
-class Course:
+class GateHistory:
     """The gates of a learned method over training, the mean of its seeds.
 
     Args:
@@ -77,7 +77,7 @@ class Course:
     expected: np.ndarray | None = None
     prices: dict[str, np.ndarray] = field(default_factory=dict)
 
-    def ending_in(self, mask: np.ndarray) -> Course:
+    def ending_in(self, mask: np.ndarray) -> GateHistory:
         """Return the same with the mask ``[gates]``, the mean over seeds, as one more step."""
         gap = self.steps[-1] - self.steps[-2] if len(self.steps) > 1 else 1
         return replace(
@@ -115,7 +115,7 @@ class ReportData:
         scores: A row per seed and gate, with the columns ``label``, ``his``, ``entropy`` and others.
         masks: The masks of each method and budget, ``[seeds, gates]``.
         searched_again: Methods and budgets whose post hoc masks were searched on the dense weights and differ from ``masks``.
-        courses: The gates of each learned method and budget over training.
+        histories: The gates of each learned method and budget over training.
         prices: A row per seed, method and price: the gates ``open`` in all and in each site.
         samples: Translations: ``source``, ``reference`` and a column METHOD.STAGE.BUDGET for each system.
         truth: What each method found of known necessary heads (:func:`training.report.figures.recoveries`).
@@ -137,7 +137,7 @@ class ReportData:
     scores: pd.DataFrame | None = None
     masks: dict[tuple[str, int], tuple[Sites, np.ndarray]] = field(default_factory=dict)
     searched_again: set[tuple[str, int]] = field(default_factory=set)
-    courses: dict[tuple[str, int], Course] = field(default_factory=dict)
+    histories: dict[tuple[str, int], GateHistory] = field(default_factory=dict)
     prices: pd.DataFrame | None = None
     samples: pd.DataFrame | None = None
     truth: pd.DataFrame | None = None

@@ -34,7 +34,7 @@ from training.plotting import (
     styled,
 )
 from training.report.captions import STAGE_TITLES
-from training.report.contents import Course, ReportData, Sites, Values, is_dense
+from training.report.contents import GateHistory, ReportData, Sites, Values, is_dense
 from training.runs.directory import LOOKED_AT, check_output
 from training.stats.numbers import IN_PERCENT, counted, listed, shown, unit
 from training.truth.tables import smallest_budgets, tick_or_count, with_program
@@ -120,15 +120,17 @@ def label_layers(axes: Axes, sites: Sites) -> None:
 
 
 @styled
-def open_heads(course: Course, title: str) -> Figure:
+def open_heads(history: GateHistory, title: str) -> Figure:
     """Draw open heads over training: a line per kind above, a row per layer below."""
-    by_site, sizes = course.by_site(), np.array([site.gates for site in course.sites])
-    edges = np.append(course.steps, course.steps[-1] + (course.steps[-1] - course.steps[-2] if len(course.steps) > 1 else 1))
-    figure = Figure(figsize=(WIDTH, 2.6 + 0.17 * len(course.sites)), layout="constrained")
-    above, below = figure.subplots(2, 1, height_ratios=(2, 1 + 0.17 * len(course.sites)))
-    kinds = list(dict.fromkeys(site.kind for site in course.sites))
+    by_site, sizes = history.by_site(), np.array([site.gates for site in history.sites])
+    edges = np.append(
+        history.steps, history.steps[-1] + (history.steps[-1] - history.steps[-2] if len(history.steps) > 1 else 1)
+    )
+    figure = Figure(figsize=(WIDTH, 2.6 + 0.17 * len(history.sites)), layout="constrained")
+    above, below = figure.subplots(2, 1, height_ratios=(2, 1 + 0.17 * len(history.sites)))
+    kinds = list(dict.fromkeys(site.kind for site in history.sites))
     for index, kind in enumerate(kinds):
-        total = by_site[:, [site.kind == kind for site in course.sites]].sum(axis=1)
+        total = by_site[:, [site.kind == kind for site in history.sites]].sum(axis=1)
         look = line_style(index) | {"marker": None}
         above.step(edges, np.append(total, total[-1]), where="post", linewidth=1.6, label=kind, **look)
     above.set(ylabel="open heads", title=title)
@@ -140,7 +142,7 @@ def open_heads(course: Course, title: str) -> Figure:
     image = below.pcolormesh(
         edges, np.arange(len(sizes) + 1) - 0.5, (by_site / sizes).T, cmap=MAP, vmin=0, vmax=1, rasterized=True
     )
-    label_layers(below, course.sites)
+    label_layers(below, history.sites)
     for axes in (above, below):
         axes.set_xlim(edges[0], edges[-1])
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))

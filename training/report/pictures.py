@@ -17,45 +17,45 @@ from gates.attention.sites import KINDS
 from gates.roles.roles import RULES
 from training.plotting import COLOURS, INK, agreement_matrix, quality_by_budget, styled
 from training.report import captions, figures
-from training.report.contents import Course, ReportData, Sites, Values
+from training.report.contents import GateHistory, ReportData, Sites, Values
 from training.report.reading import NONE, read_contents, role_counts, roles_of_gates
 from training.stats.numbers import listed, slug
 
 # The gates of a learned method over its prune phase, as a film strip.
 
 
-def frames_of(course: Course) -> list[int]:
+def frames_of(history: GateHistory) -> list[int]:
     """Return the indices of at most seven steps, equally far apart, from the last one before the gates move to the end."""
-    moved = (course.values != course.values[0]).any(axis=1)
-    first, last = max(0, int(moved.argmax()) - 1), len(course.steps) - 1
+    moved = (history.values != history.values[0]).any(axis=1)
+    first, last = max(0, int(moved.argmax()) - 1), len(history.steps) - 1
     return sorted({round(first + part * (last - first) / 6) for part in range(7)})
 
 
-def step_label(course: Course, index: int) -> str:
+def step_label(history: GateHistory, index: int) -> str:
     """Return the name of a step. The mask, made of the gates, has no step of its own."""
-    return "the mask" if course.ends_in_mask and index == len(course.steps) - 1 else f"step {course.steps[index]}"
+    return "the mask" if history.ends_in_mask and index == len(history.steps) - 1 else f"step {history.steps[index]}"
 
 
-def counts_at(course: Course, index: int) -> list[str]:
+def counts_at(history: GateHistory, index: int) -> list[str]:
     """Say how many gates are open at a step and, where it is known, how many are expected to be and the price of one."""
-    found = [f"{course.open[index].sum():.3g} open"]
-    if course.expected is not None and np.isfinite(course.expected[index]):
-        found.append(f"{course.expected[index]:.1f} expected")
-    prices = {kind or "price": values[index] for kind, values in course.prices.items()}
+    found = [f"{history.open[index].sum():.3g} open"]
+    if history.expected is not None and np.isfinite(history.expected[index]):
+        found.append(f"{history.expected[index]:.1f} expected")
+    prices = {kind or "price": values[index] for kind, values in history.prices.items()}
     return found + [f"{name} {price:.2g}" for name, price in prices.items() if np.isfinite(price)]
 
 
 @styled
-def film_strip(course: Course, title: str) -> Figure:
+def film_strip(history: GateHistory, title: str) -> Figure:
     """Draw the gates at a few moments, layer x head, the mask as the last, with the open heads and the price under each."""
-    moments = frames_of(course)
-    texts = [counts_at(course, at) for at in moments]
-    height = 0.95 + 0.15 * max(map(len, texts)) + 0.115 * max(5, len(course.sites))
+    moments = frames_of(history)
+    texts = [counts_at(history, at) for at in moments]
+    height = 0.95 + 0.15 * max(map(len, texts)) + 0.115 * max(5, len(history.sites))
     figure = Figure(figsize=(0.9 + 1.12 * len(moments), height), layout="constrained")
     panels = figure.subplots(1, len(moments), squeeze=False)[0]
     for axes, at, text in zip(panels, moments, texts, strict=True):
-        image = figures.heat_map(axes, Values(course.sites, course.values[at]))
-        axes.set_title(step_label(course, at), fontsize=8)
+        image = figures.heat_map(axes, Values(history.sites, history.values[at]))
+        axes.set_title(step_label(history, at), fontsize=8)
         axes.set_xlabel("\n".join(text), fontsize=7.5)
         axes.set_ylabel("")
         if at != moments[0]:
@@ -280,17 +280,17 @@ def _by_site(name: str, sites: Sites, counts: np.ndarray, ticks: list[str], axis
 def _training(contents: ReportData) -> list[Picture]:
     """Return open heads over training, and at the budget nearest to the middle one of each method its gates too."""
     nearest: dict[str, int] = {}
-    for method, budget in contents.courses:
+    for method, budget in contents.histories:
         nearest[method] = min(nearest.get(method, budget), budget, key=lambda at: abs(at - (contents.focus or 0)))
     found = []
-    for (method, budget), course in contents.courses.items():
+    for (method, budget), history in contents.histories.items():
         shown, title = budget == nearest[method], f"{method}, {contents.label(budget)}"
-        name, mean = f"{slug(method)}_{budget}", f", the mean of {course.seeds} seeds" if course.seeds > 1 else ""
-        mask = ", with the mask as the last step" if course.ends_in_mask else ""
+        name, mean = f"{slug(method)}_{budget}", f", the mean of {history.seeds} seeds" if history.seeds > 1 else ""
+        mask = ", with the mask as the last step" if history.ends_in_mask else ""
         caption = f"Open {contents.unit}s of {title} over training{mean}{mask}."
-        found.append(Picture(f"open_heads_{name}", "training", figures.open_heads(course, title), caption, shown=shown))
-        if shown and len(course.steps) > 1:
-            strip, caption = film_strip(course, f"gates of {title}"), f"The gates of {title}, at a few steps{mean}."
+        found.append(Picture(f"open_heads_{name}", "training", figures.open_heads(history, title), caption, shown=shown))
+        if shown and len(history.steps) > 1:
+            strip, caption = film_strip(history, f"gates of {title}"), f"The gates of {title}, at a few steps{mean}."
             found.append(Picture(f"film_{name}", "training", strip, caption, wide=True))
     return sorted(found, key=lambda picture: not picture.shown)
 

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from gates.attention.sites import KINDS
 from gates.errors import GateError, first_line
 from gates.roles.roles import RULES
-from training.report.contents import Course, ReportData, Site, by_kind, group_labels
+from training.report.contents import GateHistory, ReportData, Site, by_kind, group_labels
 from training.report.figures import recoveries
 from training.runs.directory import UNFINISHED
-from training.runs.stored import AGAIN, damaged, read_json, read_table, read_text
+from training.runs.stored import RUN_AGAIN, damaged, read_json, read_table, read_text
 from training.stats.tables import TEST_COLUMNS, summarise
 from training.stats.verdict import is_dense
 
@@ -237,9 +237,9 @@ def _read_heads(contents: ReportData) -> None:
     gates = _optional(contents, "gates_over_time.csv", "open heads over training are not shown")
     if gates is not None:
         for (method, budget), rows in gates.groupby(["method", "budget"], sort=False):
-            key, course = (str(method), int(str(budget))), _course(rows)
+            key, history = (str(method), int(str(budget))), _history(rows)
             sites, masks = contents.masks.get(key, ((), np.empty(0)))
-            contents.courses[key] = course.ending_in(masks.mean(axis=0)) if sites == course.sites else course
+            contents.histories[key] = history.ending_in(masks.mean(axis=0)) if sites == history.sites else history
 
 
 def _read_translations(contents: ReportData) -> None:
@@ -252,7 +252,7 @@ def _read_translations(contents: ReportData) -> None:
         contents.significance = _table(contents.path, SIGNIFICANCE)
 
 
-def _course(rows: pd.DataFrame) -> Course:
+def _history(rows: pd.DataFrame) -> GateHistory:
     """Return the mean over seeds at every step.
 
     Args:
@@ -266,7 +266,7 @@ def _course(rows: pd.DataFrame) -> Course:
     of_kinds = {kind: values for kind, values in prices.items() if kind}
     if len({values.tobytes() for values in of_kinds.values()}) <= 1:  # all kinds pay the same
         of_kinds = {"": next(iter(prices.values()))} if prices else {}
-    return Course(
+    return GateHistory(
         sites,
         means.index.to_numpy(),
         means[list(gates)].to_numpy()[:, order],
@@ -340,9 +340,9 @@ def _samples(path: Path) -> pd.DataFrame | None:
     try:
         table = pd.read_csv(io.StringIO(text), sep="\t", dtype=str, keep_default_na=False) if text else None
     except ValueError as error:
-        raise damaged(path, "a table", first_line(error), AGAIN) from error
+        raise damaged(path, "a table", first_line(error), RUN_AGAIN) from error
     if table is not None and (lacking := sorted({"source", "reference"} - set(table.columns))):
-        raise damaged(path, "a table", f"it has no column {lacking[0]!r}", AGAIN)
+        raise damaged(path, "a table", f"it has no column {lacking[0]!r}", RUN_AGAIN)
     return table
 
 

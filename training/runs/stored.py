@@ -63,10 +63,10 @@ def _checksum(text: str) -> str:
 
 T = TypeVar("T")
 
-AGAIN = "start the command that wrote it again"
+RUN_AGAIN = "start the command that wrote it again"
 
 
-def read_text(path: Path, *, mend: str = AGAIN) -> str:
+def read_text(path: Path, *, mend: str = RUN_AGAIN) -> str:
     """Return the text of a file.
 
     Raises:
@@ -78,7 +78,7 @@ def read_text(path: Path, *, mend: str = AGAIN) -> str:
     return text
 
 
-def read_json(path: Path, kind: type[T], *, mend: str = AGAIN) -> T:
+def read_json(path: Path, kind: type[T], *, mend: str = RUN_AGAIN) -> T:
     """Return the content of a JSON file; see :func:`read_text`.
 
     Args:
@@ -90,7 +90,7 @@ def read_json(path: Path, kind: type[T], *, mend: str = AGAIN) -> T:
     return content
 
 
-def read_table(path: Path, *, needed: Collection[str] = (), mend: str = AGAIN) -> pd.DataFrame:
+def read_table(path: Path, *, needed: Collection[str] = (), mend: str = RUN_AGAIN) -> pd.DataFrame:
     """Return a table with the needed columns; see :func:`read_text`."""
     text = _text_of(path, mend)
     if text and not text.endswith("\n"):
@@ -136,7 +136,7 @@ def parsed_table(path: Path, text: str, *, needed: Collection[str], mend: str) -
     return table
 
 
-def read_arrays(path: Path, *, mend: str = AGAIN) -> dict[str, np.ndarray]:
+def read_arrays(path: Path, *, mend: str = RUN_AGAIN) -> dict[str, np.ndarray]:
     """Return the arrays of an ``npz`` file by name. Pickled objects are refused."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:

@@ -44,11 +44,11 @@ def test_the_end_of_a_run_says_how_many_gates_closed_by_themselves_and_what_to_d
     assert gates_sentence(gates | {"price": []}) == gates_sentence({}) == ""
 
 
-@pytest.mark.parametrize(("is_refitted", "said"), [(True, ": refitted"), (False, ", without the refit, which was worse")])
+@pytest.mark.parametrize(("is_refitted", "said"), [(True, "refitted,"), (False, "not refitted, because a refit was worse;")])
 def test_the_choice_says_whether_the_refit_was_applied(is_refitted, said):
     run = {"method": "obs+refit", "selection": {"learned+refit": 0.5, "obs+refit": 0.6}, "is_refitted": is_refitted}
     choice = outcome(run, "accuracy")["choice"]
-    assert choice == f"kept the heads of obs+refit{said}, accuracy on the selection split is 60.00 % (learned+refit 50.00)"
+    assert choice == f"kept the heads of obs+refit: {said} accuracy on the selection split is 60.00 % (learned+refit 50.00)"
 
 
 def test_the_choice_says_whether_its_lead_may_be_chance():

@@ -43,7 +43,7 @@ def write_comparison(
     gates = len(sites) * heads
     names = [f"{site['label']}.{head}" for site in sites for head in range(heads)]
 
-    rows, masks, courses = [], [], []
+    rows, masks, histories = [], [], []
     for seed in seeds:
         cells = [("dense", gates), *((method, budget) for budget in budgets for method in methods)]
         for stage in ("post hoc", "retrained"):
@@ -71,12 +71,12 @@ def write_comparison(
                         soft = np.where(mask, 1.0, np.clip(1.2 - step / 60 * rng.uniform(0.6, 1.4, gates), 0, 1))
                         values = mask if step >= 100 else soft
                         place = {"seed": seed, "method": method, "budget": budget, "step": step}
-                        courses.append(place | dict(zip(names, values, strict=True)))
+                        histories.append(place | dict(zip(names, values, strict=True)))
 
     comparison = pd.DataFrame(rows)
     comparison.to_csv(folder / "comparison.csv", index=False)
     summarise(comparison, "accuracy").to_csv(folder / "summary.csv", index=False)
-    pd.DataFrame(courses).to_csv(folder / "gates_over_time.csv", index=False)
+    pd.DataFrame(histories).to_csv(folder / "gates_over_time.csv", index=False)
     (folder / "masks.json").write_text(json.dumps(masks))
     (folder / "sites.json").write_text(json.dumps(sites))
 

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from tests.training.report.fixture import write_run
-from training.report.contents import Course, Site, Values, by_kind
+from training.report.contents import GateHistory, Site, Values, by_kind
 from training.report.figures import masks_by_method
 from training.report.pictures import film_strip
 from training.report.reading import read_contents
@@ -16,17 +16,17 @@ from training.report.reading import read_contents
 SITES = (Site("encoder.0", 2), Site("encoder.1", 3))
 
 
-def course(**more):
+def history(**more):
     """Five gates, of which two close over eleven steps, the first from step 0 on."""
     steps = np.arange(0, 110, 10)
     falling = np.clip(1 - steps / 50, 0, 1)
     values = np.column_stack([falling, falling**2, *[np.ones(11)] * 3])
-    return Course(SITES, steps, values, (values > 0).astype(float), **more).ending_in(np.array([0.0, 0, 1, 0, 1]))
+    return GateHistory(SITES, steps, values, (values > 0).astype(float), **more).ending_in(np.array([0.0, 0, 1, 0, 1]))
 
 
 def test_a_film_strip_shows_moments_with_open_and_expected_heads_and_the_price():
     prices = {"": np.linspace(0, 0.02, 11)}
-    shown = course(expected=np.linspace(5, 3.2, 11), prices=prices)
+    shown = history(expected=np.linspace(5, 3.2, 11), prices=prices)
     figure = film_strip(shown, "title")
     panels = [axes for axes in figure.axes if axes.images and axes.get_title()]
     assert len(panels) == 7
@@ -43,7 +43,7 @@ def test_a_film_strip_shows_moments_with_open_and_expected_heads_and_the_price()
         )
     boxes = [axes.get_tightbbox() for axes in panels]
     assert not any(one.overlaps(other) for one, other in pairwise(boxes))
-    assert film_strip(course(), "title").axes[0].get_xlabel() == "5 open"
+    assert film_strip(history(), "title").axes[0].get_xlabel() == "5 open"
 
 
 def test_the_price_is_read_where_it_is_logged(tmp_path):
@@ -51,7 +51,7 @@ def test_the_price_is_read_where_it_is_logged(tmp_path):
     gates = pd.read_csv(run / "gates_over_time.csv")
     steps = gates["step"].to_numpy()
     gates.assign(expected=8 - steps / 30, price=steps / 1000).to_csv(run / "gates_over_time.csv", index=False)
-    ((_, found),) = read_contents(run).courses.items()
+    ((_, found),) = read_contents(run).histories.items()
     assert len(found.sites) == 2
     assert found.values.shape[1] == 8
     assert found.expected[:-1].tolist() == pytest.approx((8 - steps / 30).tolist())
@@ -63,7 +63,7 @@ def test_the_price_is_read_where_it_is_logged(tmp_path):
 @pytest.mark.parametrize("command", ["fit", "compare"])
 def test_a_real_run_shows_what_it_logged(full_run, compared, command):
     run = (full_run if command == "fit" else compared)[0]
-    found = read_contents(run).courses["learned", 3]
+    found = read_contents(run).histories["learned", 3]
     log = pd.read_csv(full_run[0] / "metrics.csv").dropna(subset=["train/price"]).set_index("step")
     log = log.loc[found.steps[:-1] - 1]
     assert found.prices.keys() == {""}
@@ -81,7 +81,7 @@ def test_one_price_of_all_kinds_is_shown_once(tmp_path):
     for cross, shown in ((0.5, {""}), (0.7, {"encoder", "cross"})):
         priced = gates.assign(price=max(cross, 0.5), **{"price/encoder": 0.5, "price/cross": cross})
         priced.to_csv(run / "gates_over_time.csv", index=False)
-        ((_, found),) = read_contents(run).courses.items()
+        ((_, found),) = read_contents(run).histories.items()
         assert found.prices.keys() == shown
 
 

@@ -19,7 +19,7 @@ from tests.training.report.fixture import METHODS, write_comparison, write_run, 
 from training.commands.table import run_command
 from training.plotting import mask_agreement
 from training.report import captions, figures
-from training.report.contents import Course, ReportData, Site
+from training.report.contents import GateHistory, ReportData, Site
 from training.report.page import make_section, write_report
 from training.report.pictures import figures_for, frames_of, pictures_of, step_label
 from training.report.reading import read_contents
@@ -280,9 +280,9 @@ def test_the_majority_class_is_a_row_and_a_dense_model_that_is_not_above_it_a_wa
 
 def test_the_strip_of_gates_begins_where_they_begin_to_move():
     gates = np.array([[1.0, 1.0]] * 5 + [[0.5, 1.0], [0.0, 1.0]])
-    course = Course((Site("encoder.0", 2),), np.arange(10, 80, 10), gates, (gates > 0).astype(float))
-    assert frames_of(course) == [4, 5, 6]
-    with_mask = course.ending_in(np.array([0.0, 1.0]))
+    history = GateHistory((Site("encoder.0", 2),), np.arange(10, 80, 10), gates, (gates > 0).astype(float))
+    assert frames_of(history) == [4, 5, 6]
+    with_mask = history.ending_in(np.array([0.0, 1.0]))
     assert [step_label(with_mask, at) for at in frames_of(with_mask)] == ["step 50", "step 60", "step 70", "the mask"]
 
 
@@ -312,9 +312,9 @@ def test_where_heads_stay_is_told_by_kind_and_layer():
 def test_open_heads_are_counted_before_seeds_are_averaged_and_end_in_the_mask():
     sites = (Site("encoder.0", 2), Site("encoder.1", 3))
     is_open = np.array([[1, 1, 1, 1, 1], [1, 0.5, 0, 1, 0], [0.5, 0.5, 0, 1, 0]])
-    course = Course(sites, np.array([0, 10, 20]), is_open / 2, is_open, seeds=2)
-    assert course.by_site().tolist() == [[2, 3], [1.5, 1], [1, 1]]
-    ended = course.ending_in(np.array([0.0, 1, 0, 0, 0]))  # one of two gates that are open in the end is kept
+    history = GateHistory(sites, np.array([0, 10, 20]), is_open / 2, is_open, seeds=2)
+    assert history.by_site().tolist() == [[2, 3], [1.5, 1], [1, 1]]
+    ended = history.ending_in(np.array([0.0, 1, 0, 0, 0]))  # one of two gates that are open in the end is kept
     assert ended.steps.tolist() == [0, 10, 20, 30]
     assert ended.by_site()[-1].tolist() == [1, 0]
 
@@ -346,7 +346,7 @@ def test_what_is_missing_is_said(copied):
     left = {
         "agreement.csv": lambda contents: contents.agreement is not None,
         "scores.csv": lambda contents: contents.scores is not None,
-        "gates_over_time.csv": lambda contents: bool(contents.courses),
+        "gates_over_time.csv": lambda contents: bool(contents.histories),
         "masks.json": lambda contents: bool(contents.masks),
     }
     for name in (*left, "config.yaml", "statistics.csv"):

@@ -6,13 +6,13 @@ from pytorch_lightning.loggers import CSVLogger
 
 from tests.training.pruner.fits import N, fit
 from tests.training.runs import SETTINGS, make_pruner
-from training.pruner.logging import CourseLog
+from training.pruner.logging import PositionLog
 
 
 def log_of(folder, **settings):
     """The log of a run of three epochs with a validation at the end of each, by the step that was the last."""
     checks = {"limit_val_batches": 1.0, "val_check_interval": N, "log_every_n_steps": 2}
-    fit(make_pruner(**settings), CourseLog(), logger=CSVLogger(folder, name="", version=""), **checks)
+    fit(make_pruner(**settings), PositionLog(), logger=CSVLogger(folder, name="", version=""), **checks)
     return pd.read_csv(folder / "metrics.csv").assign(done=lambda table: table["step"] + 1)
 
 
