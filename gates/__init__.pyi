@@ -24,6 +24,7 @@ from gates.relevance.heads import gradient_times_input as gradient_times_input
 from gates.relevance.heads import head_relevance as head_relevance
 from gates.scores.attention import AttentionConfidence as AttentionConfidence
 from gates.scores.attention import AttentionEntropy as AttentionEntropy
+from gates.scores.brain_surgeon import brain_surgeon as brain_surgeon
 from gates.scores.fisher import FisherInformation as FisherInformation
 from gates.scores.importance import HeadImportance as HeadImportance
 from gates.scores.importance import head_gradients as head_gradients

@@ -160,7 +160,7 @@ def brain_surgeon(
     Scores are in units of the loss per example; higher is kept first.
 
     Args:
-        gates: The gates of a model in evaluation mode.
+        gates: The gates, with the values that they have in evaluation mode, in which the model runs.
         losses: A function that runs the model on a batch and returns the per-example losses ``[batch]``.
         valid: A function from a batch to its queries that are not padding, ``[batch, query]``, by kind or by the name of a
             module. None or a missing key where all count.
