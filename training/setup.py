@@ -30,7 +30,7 @@ from training.pruner.module import HeadPruner
 from training.runs import processes, progress
 from training.runs.directory import CONFIG
 from training.runs.launched import is_first_process, launched
-from training.tasks import read_config, stated_labels
+from training.tasks import names_of_classes, read_config, stated_labels
 from training.tasks.classification import SentenceTask
 from training.tasks.encoder_decoder import check_longest
 from training.tasks.loading import base_model_name
@@ -69,6 +69,8 @@ def open_data(setup: Setup, checkpoint: str | None = None) -> TaskData:
                 )
             model: torch.nn.Module = data.task.build(setup.model, data.processor)
             data.label_by(model.to(make_trainer(setup).strategy.root_device))  # type: ignore[arg-type]
+    if backbone is not None and checkpoint is None and setup.model.finetune == 0 and data.labels:
+        data.labels = names_of_classes(data.labels, read_config(backbone, trust_remote_code=trusted), backbone)
     check_limits(setup, data)
     for sentence in (data.describe(), *data.notices):
         progress.notice(sentence)

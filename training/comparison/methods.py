@@ -352,8 +352,9 @@ class Method:
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is from this project. Searches for better masks are, whatever mask they start from."""
-        return bool(self.modifiers & {"restarts", "draws", "swap"}) or (self.is_learned and self.learned.source == OURS)
+        """Whether it is from this project. Searches for better masks are, but for those that start from a user's score."""
+        searches = bool(self.modifiers & {"restarts", "draws", "swap"}) and not self.is_own_score
+        return searches or (self.is_learned and self.learned.source == OURS)
 
     @property
     def learned(self) -> Learned:

@@ -43,7 +43,7 @@ def show_run(console: Console, run: RunDirectory, results: Results, described: M
         console.print(f"W&B (offline): upload with  wandb sync {run.path / 'wandb'}/offline-run-*")
     dense = pd.Series([row[f"test_{main}"] for row in described["dense"].values()], dtype=float)
     of_majority = shown(main, majority[main]) if main in majority else None
-    nothing = nothing_learned(shown(main, dense), of_majority, unit(main))
+    nothing = nothing_learned(shown(main, dense.head(1)), of_majority, unit(main))
     for sentence in (*([nothing] if nothing else []), *warnings(metrics)):  # last, where they are seen
         _say(console, f"warning: {sentence}")
 

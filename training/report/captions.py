@@ -95,7 +95,8 @@ def warnings(metrics: Mapping[str, Any]) -> Iterator[str]:
     measured = run.get("cost", {}).get("latency", [])
     if measured and all(row["ratio"] < FASTER for row in measured):
         sizes = ", ".join(str(row["batch_size"]) for row in measured)
-        yield f"the pruned model is not faster on this device (batch {sizes}); it is smaller all the same"
+        smaller = "; it is smaller all the same" if run["cost"]["pruned_parameters"] < run["cost"]["dense_parameters"] else ""
+        yield f"the pruned model is not faster on this device (batch {sizes}){smaller}"
 
 
 def opening(contents: ReportData) -> str:
@@ -164,9 +165,9 @@ def _ahead(contents: ReportData, rows: pd.DataFrame) -> str:
 
 
 def warning(contents: ReportData) -> str:
-    """Return a warning of a dense model that has learned nothing; else an empty text."""
+    """Return a warning if the dense model has learned nothing at the first stage; else an empty text."""
     metric, rows = contents.metric, contents.summary
     if contents.majority is None or not len(rows):
         return ""
     means = shown(metric, rows.loc[is_dense(rows), "mean"].dropna())
-    return nothing_learned(means, shown(metric, contents.majority), unit(metric))
+    return nothing_learned(means.head(1), shown(metric, contents.majority), unit(metric))

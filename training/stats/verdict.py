@@ -112,10 +112,6 @@ def verdict(
     chosen_by = "select_mean" if has_selection else "mean"
     seeds = statistics["seeds"] if len(statistics) else summary["seeds"]
     lines = ["# Verdict", "", _heading(seeds, main_metric, chosen_by, lower_is_better)]
-    if warning := nothing_learned(
-        summary["mean"][are_dense(summary["method"])], None if majority is None else shown(main_metric, majority)
-    ):
-        lines += ["", f"**Warning.** {warning}"]
     if decided := closed_by_gates_sentence(summary, unit):
         lines += ["", decided]
     counts: list[str] = []
@@ -125,6 +121,8 @@ def verdict(
         if budgets.empty:
             continue
         lines += ["", f"## {str(stage).capitalize()}", ""]
+        if warning := nothing_learned(dense["mean"], None if majority is None else shown(main_metric, majority)):
+            lines += [f"**Warning.** {warning}", ""]
         if len(dense):
             lines += [f"Dense, with all {counted(int(dense['budget'].iloc[0]), unit)}: {_value(dense.iloc[0])}.", ""]
         held, compared = 0, 0
@@ -172,7 +170,7 @@ def nothing_learned(dense: pd.Series, majority: float | None, unit: str = "") ->
     return (
         f"The dense model, at {dense.max():z.1f}{unit}, is not above the majority class: always answering the most frequent "
         f"label of the test split would score {majority:z.1f}{unit}. It has learned nothing, so a comparison of its heads says "
-        "nothing; check the labels, train longer, or change the learning rate."
+        "nothing; check the labels, train longer (--model.finetune), or change the learning rate."
     )
 
 

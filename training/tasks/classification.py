@@ -235,6 +235,29 @@ def stated_labels(backbone: str | None, *, trust_remote_code: bool = False, plac
     return None if not placeholders and all(name == f"LABEL_{index}" for index, name in enumerate(names)) else names
 
 
+def names_of_classes(labels: list[str], config: Any, backbone: str) -> list[str]:
+    """Return the names of the classes for a model whose classifier is not trained: those that its config states.
+
+    Args:
+        labels: The classes of the data, in the order of their numbers.
+        config: The config of the backbone. Without a classifier of its own the labels stay.
+
+    Raises:
+        GateError: If model and data name the classes differently, because nobody knows then which is which.
+    """
+    stated = [str(name) for _, name in sorted(config.id2label.items())]
+    same = [name.lower() for name in labels] == [name.lower() for name in stated]
+    if same or not str((config.architectures or [""])[0]).endswith("Classification"):
+        return labels
+    if labels == [str(number) for number in range(len(stated))]:
+        return labels if stated[0] == "LABEL_0" else stated
+    own, given = (", ".join(names[:5]) + (" ..." if len(names) > 5 else "") for names in (stated, labels))
+    raise GateError(
+        f"{backbone!r} has the classes {own}, and the data have {given}, so it is not clear which is which; label the data "
+        f"with the model's classes or their numbers, 0 to {len(stated) - 1}, or correct id2label in its config.json"
+    )
+
+
 @dataclass
 class ImageClassification(Classification):
     """Image classification with an ``AutoModelForImageClassification``; see :class:`Classification`."""

@@ -116,16 +116,20 @@ def load_pretrained(auto: Any, source: Source, config: Any, *, what: str, resize
         elif not source.allow_pickle and "safetensors" in reason and (pickled or not folder.is_dir()):
             reason += " (a pytorch_model.bin is read only with --model.allow_pickle true)"
         raise GateError(f"cannot load {what} from {source.backbone!r}: {reason}") from error
-    _warn_of_new_weights(model, info, source)
+    _check_new_weights(model, info, source)
     return model if source.is_half else model.float()  # Transformers leaves frequencies and the like in float32
 
 
-def _warn_of_new_weights(model: PreTrainedModel, info: Mapping[str, Any], source: Source) -> None:
-    """Print a warning if a part on top of the model is not in its files and the run does not fine-tune it."""
+def _check_new_weights(model: PreTrainedModel, info: Mapping[str, Any], source: Source) -> None:
+    """Check the part on top of a model that is not fine-tuned: warn if it is not in the files, refuse it at another size."""
     if not isinstance(source, PrunerOptions) or source.finetune > 0:
         return
-    names = [*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])]
-    if new := sorted(name for name in names if not name.startswith(f"{model.base_model_prefix}.")):
+    for name, in_file, wanted in info["mismatched_keys"]:
+        raise GateError(
+            f"{name!r} has the shape {list(in_file)} in the files of {str(source.backbone)!r} and {list(wanted)} for these "
+            "data, and --model.finetune is 0; give data with the classes of the model, or set --model.finetune to some epochs"
+        )
+    if new := sorted(name for name in info["missing_keys"] if not name.startswith(f"{model.base_model_prefix}.")):
         progress.notice(
             f"warning: {new[0]!r} is not in the files of {str(source.backbone)!r}, so its values are random, and "
             "--model.finetune is 0; fine-tune the model first, or set --model.finetune to some epochs"

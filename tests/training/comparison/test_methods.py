@@ -83,7 +83,8 @@ def test_scores_and_masks_of_the_users_own_have_names_like_any_other(masks):
     assert [(one.is_own_score, one.is_given, one.is_learned) for one in (score, mask, Method("his"))] == [
         (True, False, False), (False, True, False), (False, False, False),
     ]  # fmt: skip
-    assert [Method.parse(name).is_ours for name in (OWN_SCORE, "mask:mask.json", "mask:mask.json+swap")] == [False, False, True]
+    names = (OWN_SCORE, f"{OWN_SCORE}+swap", "mask:mask.json", "mask:mask.json+swap")
+    assert [Method.parse(name).is_ours for name in names] == [False, False, False, True]
 
 
 def test_in_paths_their_names_have_no_separators_and_others_stay():

@@ -9,7 +9,7 @@ from tests.models import build, logits
 from training.config import PrunerOptions, Source
 from training.data.synthetic import build_tokenizer
 from training.data.translation import of_words
-from training.tasks import Classification, from_config, stated_labels
+from training.tasks import Classification, from_config, names_of_classes, stated_labels
 
 BATCH = {"input_ids": torch.tensor([[3, 4, 5, 6]]), "attention_mask": torch.ones(1, 4, dtype=torch.long)}
 
@@ -89,3 +89,34 @@ def test_code_of_a_backbone_does_not_run_unless_asked_for(tmp_path, monkeypatch)
     assert not (tmp_path / "ran").exists()
     stated_labels(str(tmp_path / "model"), trust_remote_code=True)
     assert (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("stated", "labels", "named"),
+    [
+        (["negative", "positive"], ["Negative", "Positive"], ["Negative", "Positive"]),
+        (["negative", "positive"], ["0", "1"], ["negative", "positive"]),
+        (["LABEL_0", "LABEL_1"], ["0", "1"], ["0", "1"]),
+        (["negative", "positive"], ["good", "poor"], "has the classes negative, positive, and the data have good, poor"),
+        (["LABEL_0", "LABEL_1"], ["good", "poor"], "label the data with the model's classes or their numbers, 0 to 1"),
+        (["negative", "positive"], ["0", "1", "2"], "so it is not clear which is which"),
+        (["positive", "negative"], ["negative", "positive"], "or correct id2label in its config.json"),
+    ],
+)
+def test_the_classes_of_a_model_that_is_not_trained_are_never_guessed(stated, labels, named):
+    config = transformers.BertConfig(architectures=["BertForSequenceClassification"], id2label=dict(enumerate(stated)))
+    if isinstance(named, list):
+        assert names_of_classes(labels, config, "mine") == named
+    else:
+        with pytest.raises(GateError, match=named):
+            names_of_classes(labels, config, "mine")
+    config.architectures = ["BertModel"]  # it will have a new classifier
+    assert names_of_classes(labels, config, "mine") == labels
+
+
+def test_a_classifier_of_another_size_that_is_not_trained_is_refused(tmp_path):
+    build("bert").save_pretrained(tmp_path)
+    three = Classification(["a", "b", "c"])
+    with pytest.raises(GateError, match=r"'classifier\.\w+' has the shape .* give data with the classes of the model"):
+        three.build(PrunerOptions(backbone=str(tmp_path), finetune=0), of_words(["a", "b"], max_length=16))
+    assert three.build(PrunerOptions(backbone=str(tmp_path), finetune=1), of_words(["a", "b"], max_length=16)).num_labels == 3
