@@ -17,7 +17,7 @@ import pandas as pd
 import pyarrow
 
 from gates.errors import GateError
-from training.config.data import SentenceFiles
+from training.config.data import SentenceFiles, Text
 
 FORMATS = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".jsonl": "json", ".parquet": "parquet"}
 TEXT_COLUMNS, LABEL_COLUMNS = ("sentence", "text"), ("label", "labels", "class")
@@ -170,9 +170,10 @@ def choose_columns(split: str, columns: list[str], options: SentenceFiles) -> di
         )
     for name, what in {"text": "the sentence", "label": "the class"}.items():
         if name in usual and name not in found:
+            without = ", or --data.unlabelled true for a fine-tuned model" if name == "label" and isinstance(options, Text) else ""
             raise GateError(
                 f"the {split} split has the columns {listed}, and it is not clear which one is {what}; give "
-                f"--data.{name}_column, or --data.columns if there is no header"
+                f"--data.{name}_column, or --data.columns if there is no header{without}"
             )
     return found
 
