@@ -170,7 +170,8 @@ def choose_columns(split: str, columns: list[str], options: SentenceFiles) -> di
         )
     for name, what in {"text": "the sentence", "label": "the class"}.items():
         if name in usual and name not in found:
-            without = ", or --data.unlabelled true for a fine-tuned model" if name == "label" and isinstance(options, Text) else ""
+            can_label = name == "label" and isinstance(options, Text)
+            without = ", or --data.unlabelled true for a fine-tuned model" if can_label else ""
             raise GateError(
                 f"the {split} split has the columns {listed}, and it is not clear which one is {what}; give "
                 f"--data.{name}_column, or --data.columns if there is no header{without}"
