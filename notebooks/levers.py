@@ -53,7 +53,7 @@ STAGES = (POST_HOC, FROM_DENSE)
 
 
 def measure(folder: Path, name: str, arguments: Sequence[str]) -> pd.DataFrame:
-    """Return the comparison of one lever: a row for each stage and budget, with the mean of the seeds and each seed's result.
+    """Compare one lever, and return its rows; see :func:`rows_of`.
 
     Raises:
         GateError: if the comparison ends early, which has printed the reason.
@@ -63,10 +63,18 @@ def measure(folder: Path, name: str, arguments: Sequence[str]) -> pd.DataFrame:
     own = ["--methods", method, "--run_dir", str(run), "--experiments", str(folder / "experiments")]
     if run_command("compare", ["--stages", ",".join(STAGES), *arguments, *own, *changes]) != 0:
         raise GateError(f"the comparison of {name!r} did not end")
+    return rows_of(run, name)
+
+
+def rows_of(run: Path, name: str) -> pd.DataFrame:
+    """Return a row for each stage and budget: the mean of the seeds, each seed's result, and the mean of the dense model."""
     metric = "select_" + json.loads((run / "metrics.json").read_text(encoding="utf-8"))["main_metric"]
-    rows = pd.read_csv(run / "comparison.csv").query("method != 'dense'")
-    table = rows.groupby(["stage", "budget"], sort=False)[metric].agg(["mean", "count", list]).reset_index()
+    rows = pd.read_csv(run / "comparison.csv")
+    dense = rows.query("method == 'dense'").groupby("stage")[metric].mean()
+    pruned = rows.query("method != 'dense'").groupby(["stage", "budget"], sort=False)[metric]
+    table = pruned.agg(["mean", "count", list]).reset_index()
     table = table.rename(columns={"count": "seeds", "list": "each"}).assign(metric=metric)
+    table["dense"] = table["stage"].map(dense)
     table.insert(0, "lever", name)
     return table
 

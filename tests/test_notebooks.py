@@ -91,6 +91,8 @@ def test_levers_are_judged_on_the_selection_split(tmp_path, capsys):
     assert list(table["lever"]) == ["as configured"] * 2 + ["start by HIS"] * 2
     rows = pd.read_csv(tmp_path / "out" / "runs" / "start-by-HIS" / "comparison.csv").query("method == 'learned'")
     expected = rows.groupby("stage")["select_accuracy"].mean()
+    dense = pd.read_csv(tmp_path / "out" / "runs" / "start-by-HIS" / "comparison.csv").query("method == 'dense'")
+    assert table["dense"].iloc[-1] == pytest.approx(dense.groupby("stage")["select_accuracy"].mean()[table["stage"].iloc[-1]])
     for row in table.query("lever == 'start by HIS'").itertuples():
         assert row.mean == pytest.approx(expected[row.stage])
         assert f"{100 * row.mean:.1f}" in (tmp_path / "out" / "verdict.md").read_text()
