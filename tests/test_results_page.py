@@ -493,3 +493,32 @@ def test_refits_of_agreement_at_three_budgets():
     ahead = [mean[4, "learned+refit"] - mean[4, name] for name in ("obs+refit", "his+refit")]
     assert "{:.1f} points ahead of `obs+refit` and {:.1f} ahead of refitted HIS, not significantly".format(*ahead) in PAGE
     assert not {"obs+refit", "his+refit", "hies+refit"} & above("agreement_seeds", "post hoc", 4, "learned+refit")
+
+
+BY_SIZE = {
+    "50 steps, with a refit": "gates, 50 steps",
+    "with a refit": "gates, 100 steps",
+    "200 steps, with a refit": "gates, 200 steps",
+    "started by optimal brain surgeon, with a refit": "gates from `obs`, 100 steps",
+    "optimal brain surgeon, with a refit": "`obs`",
+    "HIS, with a refit": "HIS",
+}
+
+
+def test_the_start_and_the_steps_of_gates_by_size_of_data():
+    tables = [pd.read_csv(RESULTS / "levers" / f"trec_{rows}.csv").set_index("lever") for rows in (500, 2500)]
+    each = [100 * pd.DataFrame(table["each"].map(json.loads).to_dict()) for table in tables]
+    assert [len(seeds) for seeds in each] == [5, 5]
+    assert "The dense models have {:.1f} and {:.1f} %".format(*(100 * table["dense"].mean() for table in tables)) in PAGE
+    for lever, name in BY_SIZE.items():
+        cells = " | ".join(f"{seeds[lever].mean():.1f} ± {seeds[lever].std():.1f}" for seeds in each)
+        assert f"| {name} | {cells} |" in PAGE
+    mean = pd.DataFrame([seeds.mean() for seeds in each])
+    fewer, longer, start, surgeon = (
+        (mean[lever] - mean["with a refit"]).tolist()
+        for lever in ("50 steps, with a refit", "200 steps, with a refit", *list(BY_SIZE)[3:5])
+    )
+    assert "50 are {:.1f} and {:.1f} points worse, 200 no better".format(*(-by for by in fewer)) in PAGE
+    assert max(longer) <= 0
+    assert max(map(abs, start)) < 0.3
+    assert "`obs` itself is {:.1f} and {:.1f} points ahead of gates".format(*surgeon) in PAGE
