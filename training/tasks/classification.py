@@ -230,9 +230,12 @@ def stated_labels(backbone: str | None, *, trust_remote_code: bool = False, plac
     """
     if backbone is None:
         return None
-    config = read_config(backbone, trust_remote_code=trust_remote_code)
-    names = [str(name) for _, name in sorted(config.id2label.items())]
+    names = _names_in(read_config(backbone, trust_remote_code=trust_remote_code))
     return None if not placeholders and all(name == f"LABEL_{index}" for index, name in enumerate(names)) else names
+
+
+def _names_in(config: Any) -> list[str]:
+    return [str(name) for _, name in sorted(config.id2label.items())]
 
 
 def names_of_classes(labels: list[str], config: Any, backbone: str) -> list[str]:
@@ -243,9 +246,9 @@ def names_of_classes(labels: list[str], config: Any, backbone: str) -> list[str]
         config: The config of the backbone. Without a classifier of its own the labels stay.
 
     Raises:
-        GateError: If model and data name the classes differently, because nobody knows then which is which.
+        GateError: If model and data name the classes differently.
     """
-    stated = [str(name) for _, name in sorted(config.id2label.items())]
+    stated = _names_in(config)
     same = [name.lower() for name in labels] == [name.lower() for name in stated]
     if same or not str((config.architectures or [""])[0]).endswith("Classification"):
         return labels
