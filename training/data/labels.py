@@ -20,8 +20,6 @@ def in_order(classes: Iterable[str]) -> list[str]:
 def check_classes(labels: Mapping[str, list[str]]) -> list[str]:
     """Return the classes of the training split, in order."""
     classes, total = sorted(set(labels["train"])), len(labels["train"])
-    if all(label.isdecimal() for label in classes):
-        classes.sort(key=int)
     if several := next((label for label in classes if SEVERAL.fullmatch(label)), None):
         raise GateError(
             f"the label column has {several!r}, several values for one example; expected one class; give the classes as one "

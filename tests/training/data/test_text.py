@@ -82,7 +82,10 @@ BAD = {
     "missing": (None, "does not exist"),
     "empty": ("", "is empty"),
     "blank": ("\n \n", "is empty"),
-    "no label column": ("sentence\tid\tgold\nx\t1\t1\n", "give --data.label_column, .* or --data.unlabelled true"),
+    "no label column": (
+        "sentence\tid\tgold\nx\t1\t1\n",
+        "not clear which one is the class; give --data.label_column, .* or --data.unlabelled true",
+    ),
     "empty label": ("sentence\tlabel\n" + "x\t1\n\ny\t\n" * 10, r"line 4 of '.*train\.tsv' has an empty label.*'label'"),
     "semicolons": ("sentence;label\n" + "x;1\ny;0\n" * 10, "'sentence;label', with semicolons .* expected tabs in a .tsv file"),
     "commas": ("sentence,label\n" + "x,1\ny,0\n" * 10, "with commas .* expected tabs"),

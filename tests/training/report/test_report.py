@@ -208,7 +208,8 @@ def test_the_same_results_give_the_same_page(tables, tmp_path):
         ({"select_lost": True}, ["on the selection split the pruned model is worse than the dense one"]),
         ({"value": 0.5}, ["the pruned model is not above the majority class, 50.00 %"]),
         ({"random": 0.92}, ["on the selection split the kept heads (91.00 %) are not above random heads (92.00 %)"]),
-        ({"ratio": 1.01}, ["the pruned model is not faster on this device (batch 1, 16)"]),
+        ({"ratio": 1.01}, ["the pruned model is not faster on this device (batch 1, 16); it is smaller all the same"]),
+        ({"ratio": 1.01, "removed": 0}, ["the pruned model is not faster on this device (batch 1, 16)"]),
     ],
 )
 def test_reasons_against_a_pruned_model(change, said, tmp_path):
@@ -218,9 +219,12 @@ def test_reasons_against_a_pruned_model(change, said, tmp_path):
     described = metrics["run"]
     described["random"] = change.get("random", 0.85)
     described["against_dense"] |= {name: change[name] for name in ("select_lost", "value") if name in change}
+    if change.get("removed") == 0:
+        described["cost"]["pruned_parameters"] = described["cost"]["dense_parameters"]
     for row in described["cost"]["latency"]:
         row["ratio"] = change.get("ratio", row["ratio"])
     found = list(captions.warnings(metrics))
+    assert any("smaller" in sentence for sentence in found) == ("ratio" in change and "removed" not in change)
     assert [sentence.startswith(start) for sentence, start in zip(found, said, strict=True)] == [True] * len(said)
     (run / "metrics.json").write_text(json.dumps(metrics))
     shown = captions.outcome_of_run(read_contents(run))

@@ -654,6 +654,9 @@ def test_a_dense_model_that_has_learned_nothing_is_warned_of(majority, warned):
     assert ("not above the majority class" in said) == warned
     if warned:
         assert f"would score {100 * majority:.1f}." in said
+    trained = pd.concat([table, table.assign(stage="retrained from dense").replace({"test_accuracy": 0.95}, 0.99)])
+    said = verdict(summarise(trained, "accuracy"), tests, majority=majority)
+    assert ("not above the majority class" in said) == warned  # though another stage is
 
 
 # -- metrics of which less is better -------------------------------------------------------------------------------
