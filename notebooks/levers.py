@@ -45,6 +45,10 @@ LEVERS: dict[str, tuple[str, list[str]]] = {
     "gate learning rate 0.1": ("learned", ["--model.gate_learning_rate", "0.1"]),
     "50 steps, with a refit": ("learned+refit", ["--model.min_prune_steps", "50"]),
     "200 steps, with a refit": ("learned+refit", ["--model.min_prune_steps", "200"]),
+    "refined by swaps, with a refit": ("learned+swap+refit", []),
+    "best of several draws, with a refit": ("learned+draws+refit", []),
+    "half the training, with a refit": ("learned+refit", ["--model.retrain", "0.45"]),
+    "twice the training, with a refit": ("learned+refit", ["--model.retrain", "1.8"]),
     "optimal brain surgeon, with a refit": ("obs+refit", []),
     "HIS, with a refit": ("his+refit", []),
 }
