@@ -104,6 +104,11 @@ class Cost:
     versions: Mapping[str, str] = field(default_factory=dict)  # The package versions of the latency measurement
 
     @property
+    def example(self) -> str:
+        """Return the shapes of the inputs of this example as text."""
+        return ", ".join(f"{name} {' x '.join(map(str, shape))}" for name, shape in self.shapes.items())
+
+    @property
     def parameter_ratio(self) -> float:
         return self.dense_parameters / self.pruned_parameters
 

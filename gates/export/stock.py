@@ -35,7 +35,7 @@ STACK_FIELDS = {
 HEAD_FIELD = "num_attention_heads"  # n_head, n_heads, num_heads: configs map this name to their own
 KEY_FIELDS = ("num_key_value_heads", "num_kv_heads")
 
-INSTEAD = "use the pruned form (remote code)"
+INSTEAD = "use the form 'pruned', which loads with trust_remote_code=True or after gates.register()"
 EVEN = "a mask with the same number in every layer, or pad_heads (--pad_heads)"
 
 

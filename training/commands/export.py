@@ -55,6 +55,7 @@ from training.config.comparison import POST_HOC, RETRAINED
 from training.config.data import TOKENIZER_FILES
 from training.pruner.checkpoints import KEPT, check_identity, read_checkpoint
 from training.pruner.module import PRUNED_BEFORE
+from training.report.captions import warnings
 from training.runs import progress
 from training.runs.directory import LATENCY, RunDirectory, writing_to
 from training.runs.resume import noted_identity
@@ -294,6 +295,8 @@ def export_run(line: CommandLine) -> None:
     with writing_to(out):
         cost = export(trained, mask, options, out, padding)
     show(stdout(), trained, mask, options.format, out, cost)
+    if not (options.refit or options.format == "gates" or is_result_of_run(trained, mask)):
+        stdout().print("quality: not measured with these heads and weights; --refit refits and measures", soft_wrap=True)
     if options.push_to_hub is not None:
         with progress.stage("uploading"):
             address = push_to_hub(out, options.push_to_hub, private=options.private or None)
@@ -462,18 +465,25 @@ def _export_onnx(
         (partial / "README.md").write_text(text, encoding="utf-8")
 
 
-def _card(trained: TrainedModel, mask: Tensor, ranking: str, cost: Cost | None) -> ModelCard:
-    """Return the model card, with the run's results only for the heads it kept with the retrained weights."""
+def is_result_of_run(trained: TrainedModel, mask: Tensor) -> bool:
+    """Return whether a mask ``[heads]`` has the heads that the run kept, and the weights are those it ended with."""
     own = load_mask(trained.run.path / "masks" / f"{file_name(trained.method)}.json", trained.gates.sites)
-    if trained.checkpoint == "final" and torch.equal(mask, own):
+    return trained.checkpoint == "final" and torch.equal(mask, own)
+
+
+def _card(trained: TrainedModel, mask: Tensor, ranking: str, cost: Cost | None) -> ModelCard:
+    """Return the model card, with the run's results if they are of these heads and weights."""
+    if is_result_of_run(trained, mask):
         file, kept = trained.run.path / "metrics.json", Method.parse(trained.method)
-        described = read_json(file, dict).get("run")
+        metrics = read_json(file, dict)
+        described = metrics.get("run")
         try:
             dense = described.get("dense", {})  # type: ignore[union-attr]
             is_refitted = bool(described.get("is_refitted", "refit" in kept.modifiers))  # type: ignore[union-attr]
             known = {
                 "metrics": metrics_on_test(described["result"]),  # type: ignore[index]
                 "dense_metrics": metrics_on_test(dense.get(RETRAINED, dense.get(POST_HOC, {}))),
+                "warnings": list(warnings(metrics)),
                 **described.get("data", {}),  # type: ignore[union-attr]
             }
         except (AttributeError, KeyError, TypeError) as error:
@@ -501,7 +511,7 @@ def show(console: Console, trained: TrainedModel, mask: Tensor, format: Format, 
         )
     if cost is None:
         return
-    table = Table(title=cost.hardware)
+    table = Table(title=cost.hardware, caption=f"one example: {cost.example}")
     for name in ("", "dense", "pruned", "dense / pruned"):
         table.add_column(name, justify="right" if name else "left")
     table.add_row("parameters", f"{cost.dense_parameters:,}", f"{cost.pruned_parameters:,}", f"{cost.parameter_ratio:.2f}")

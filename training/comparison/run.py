@@ -44,6 +44,7 @@ from training.data.base import TaskData
 from training.plotting import gate_heat_map, heads_within_loss, mask_agreement, quality_by_budget
 from training.pruner.checkpoints import IDENTITY, KEPT, check_checkpoint, read_checkpoint, write_checkpoint
 from training.pruner.module import HeadPruner
+from training.report.captions import warnings
 from training.runs import processes, progress
 from training.runs.directory import BUDGET_SEARCH, RunDirectory, is_finished, locked_directory, mark_finished, unmark_finished
 from training.runs.resume import check_same_inputs, check_same_options, checkpoint_of, identity_of, note_inputs
@@ -216,8 +217,9 @@ def export(run: RunDirectory, pruner: HeadPruner, data: TaskData, kept: Kept, me
 def source_of(data: TaskData) -> dict[str, Any]:
     """Return the facts of a model card on the data, with only the last part of a local path."""
     name, subset = getattr(data.options, "dataset", None), getattr(data.options, "subset", None)
-    kind = type(data.options).__name__
-    stated = Path(name).name if name and Path(name).exists() else name or kind
+    files = [file for split, file in getattr(data.options, "files", {}).items() if split.startswith("test")]
+    local = name if name and Path(name).exists() else next(iter(files), None)
+    stated = Path(local).name if local else name or type(data.options).__name__
     more = [name.removeprefix(MORE) for name in data.more_tests]
     further = {"more_splits": more} if more else {}
     return {"dataset": stated, "subset": subset or "", "metric_types": data.task.metric_types(), **further}
@@ -231,10 +233,13 @@ def cost_of_export(cost: Cost) -> dict[str, Any]:
 
 
 def complete_card(run: RunDirectory, results: Results, kept: Method) -> None:
-    """Add the results of the dense model to the model card: retrained if it was retrained, and otherwise before pruning."""
+    """Add the warnings of the run and the results of the dense model to the model card.
+
+    The dense model is retrained if the kept one was, and otherwise as before pruning.
+    """
     if kept.base != "dense":
         dense, pruned = (metrics_on_test(results.last_row(name).metrics) for name in ("dense", kept.name))
-        update_results(run.export / "README.md", pruned, dense)
+        update_results(run.export / "README.md", pruned, dense, list(warnings(run.read_json("metrics.json"))))
 
 
 def metrics_on_test(row: Mapping[str, Any]) -> dict[str, float]:
@@ -288,7 +293,6 @@ def write_run(
     """Write the curve, a mask file for each method, and pictures, in place of those of an earlier comparison."""
     pruner = results.pruner
     assert pruner is not None
-    complete_card(run, results, kept)
     gates, table = pruner.gates, pd.DataFrame(curve)
     for folder in ("masks", "plots"):
         shutil.rmtree(run.path / folder, ignore_errors=True)
@@ -433,6 +437,7 @@ def train_and_compare(
     save_translations(run, results)
     name, seeds, more = setup.run.name, [setup.run.seed], {"run": described}
     write_tables(run, results, name=name, methods=methods, seeds=seeds, command=command, more=more)
+    complete_card(run, results, kept.method)
     show_run(stdout(), run, results, described)
     mark_finished(run)
     if wandb_logger is not None:

@@ -95,9 +95,9 @@ def verdict(
 
     With :data:`training.stats.significance.SEEDS_FOR_A_CLAIM` or more seeds it lists methods that are significantly behind and
     those that are not. A winner needs every rival significantly behind (Holm) *and* no overlap of intervals over seeds. With
-    2 to 4 seeds it lists the methods that are behind in every seed, without a claim. With one seed it names no winner and
-    restricts every test to this seed. The best of this project's own methods is chosen on the selection split, because a choice
-    on test would favour it.
+    2 to 4 seeds it lists the methods that are behind in every seed, without a claim. With one seed it names no winner, gives
+    no ranks, and restricts every test to this seed. The best of this project's own methods is chosen on the selection split,
+    because a choice on test would favour it.
 
     Args:
         lower_is_better: Whether the lowest value of the metric is the best.
@@ -111,6 +111,7 @@ def verdict(
     has_selection = "select_mean" in summary and bool(summary["select_mean"].notna().all())
     chosen_by = "select_mean" if has_selection else "mean"
     seeds = statistics["seeds"] if len(statistics) else summary["seeds"]
+    has_means = bool(seeds.max() > 1)
     lines = ["# Verdict", "", _heading(seeds, main_metric, chosen_by, lower_is_better)]
     if decided := closed_by_gates_sentence(summary, unit):
         lines += ["", decided]
@@ -132,10 +133,10 @@ def verdict(
             number = int(str(budget))
             label = budget_label(number, (kinds or {}).get(number, {}), unit, (within or {}).get(number, ""))
             lines.append(f"- **{label}**: {' '.join(at_budget.sentences())}")
-            if at_budget.own is not None and at_budget.rivals:
+            if has_means and at_budget.own is not None and at_budget.rivals:
                 compared += 1
                 held += at_budget.own_holds
-        if ranks is not None and stage in ranks and budgets["method"].nunique() > 1:
+        if has_means and ranks is not None and stage in ranks and budgets["method"].nunique() > 1:
             lines += ["", _ranks(*ranks[str(stage)])]
         if compared:
             counts.append(f"{held} of {counted(compared, 'budget')} {stage}")
@@ -151,11 +152,10 @@ def verdict(
 def _heading(seeds: pd.Series, main_metric: str, chosen_by: str, lower_is_better: bool) -> str:
     """Return the sentences on how to read the numbers."""
     regimes = dict.fromkeys(regime(int(count)) for count in sorted(set(seeds)))
-    return (
-        f"Numbers are test {main_metric}{' x 100' if main_metric in IN_PERCENT else ''}{' (lower is better)' * lower_is_better}"
-        f"{' Others are '.join(MEANS[name].lstrip(', ' * place) for place, name in enumerate(regimes))} "
-        f"{CHOICE[chosen_by].replace('highest', 'lowest') if lower_is_better else CHOICE[chosen_by]}"
-    )
+    numbers = f"Numbers are test {main_metric}{' x 100' * (main_metric in IN_PERCENT)}{' (lower is better)' * lower_is_better}"
+    explained = " Others are ".join(MEANS[name].lstrip(", " * place) for place, name in enumerate(regimes))
+    choice = CHOICE[chosen_by].replace("highest", "lowest") if lower_is_better else CHOICE[chosen_by]
+    return numbers + explained + (f" {choice}" if list(regimes) != ["one"] else "")
 
 
 def regime(seeds: int) -> str:
@@ -191,6 +191,7 @@ class _BudgetVerdict:
         self.methods = methods.sort_values("mean", ascending=lower_is_better, kind="stable").set_index("method")
         self.mean: dict[str, float] = {str(name): float(mean) for name, mean in self.methods["mean"].items()}
         self.dense, self.metric = dense, metric
+        self.value = "mean" if methods["seeds"].max() > 1 else "result"
         self.pairs: dict[tuple[str, str], Any] = {(str(row.method), str(row.rival)): row for row in tests.itertuples()}
         best = next(iter(self.mean.values()))
         self.best = [name for name, mean in self.mean.items() if abs(best - mean) < EQUAL]
@@ -212,8 +213,8 @@ class _BudgetVerdict:
         described = _value(self.methods.loc[best])
         if len(self.mean) == 1:
             return [f"{best} alone was tried: {described}.", *self._against_dense(best)]
-        share = "share the best mean" if len(self.best) > 1 else "has the best mean"
-        found = [f"{listed(self.best)} {share}, {described}."]
+        share = "share" if len(self.best) > 1 else "has"
+        found = [f"{listed(self.best)} {share} the best {self.value}, {described}."]
         groups: dict[str, list[str]] = {}
         for name in self.mean:
             if name not in self.best:
@@ -256,7 +257,7 @@ class _BudgetVerdict:
         return bool(float(low["high"]) < float(high["low"]))
 
     def _own_against_rivals(self) -> list[str]:
-        if self.own is None or not self.rivals:
+        if self.own is None or not self.rivals or self.value == "result":
             return []
         if self.own_holds:
             rival = self.rivals[0]
@@ -276,9 +277,11 @@ class _BudgetVerdict:
             return []
         gap = self.sign * (self.mean[best] - float(self.dense["mean"].iloc[0]))
         if abs(gap) < LEVEL_MEANS:
-            return ["The best mean is level with the dense model's."]
+            return [f"The best {self.value} is level with the dense model's."]
         certainty = self._certainty(best, DENSE, below=gap < 0)
-        return [f"The best mean is {abs(gap):.1f} {self.better if gap > 0 else self.worse} the dense model's{certainty}."]
+        return [
+            f"The best {self.value} is {abs(gap):.1f} {self.better if gap > 0 else self.worse} the dense model's{certainty}."
+        ]
 
     def _certainty(self, method: str, rival: str, *, below: bool = False) -> str:
         """Return the evidence that a method is above its rival (or below), in brackets."""
@@ -298,7 +301,7 @@ def _gap(gap: float) -> str:
 def _value(row: Any) -> str:
     seeds = int(row["seeds"])
     if seeds < 2:
-        return f"{row['mean']:z.1f} (one seed)"
+        return f"{row['mean']:z.1f}"
     return f"{row['mean']:z.1f} ({row['low']:z.1f} to {row['high']:z.1f}, {seeds} seeds)"
 
 

@@ -73,7 +73,7 @@ def test_what_no_stock_class_can_hold_is_refused_with_the_reason(tmp_path, name,
     model, batch = (per_layer(name), None) if name in ("Laguna", "Gemma4") else make(name)[1:]
     with pytest.raises(GateError, match=reason) as caught:
         save_pruned(model, tmp_path / "out", mask_of(kept), form="stock", check_batch=batch, tokenizer=None)
-    assert "remote code" in str(caught.value)  # what to use instead
+    assert "use the form 'pruned'" in str(caught.value)  # what to use instead
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 

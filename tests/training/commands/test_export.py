@@ -250,7 +250,9 @@ def test_the_weights_of_another_checkpoint(run, tmp_path):
     assert "accuracy" not in (tmp_path / "out" / "README.md").read_text()  # the run's results are of other weights
 
 
-def test_the_card_states_costs_and_results_only_where_they_hold(run, tmp_path, capsys):
+def test_the_card_states_costs_and_results_only_where_they_hold(run, tmp_path, capsys, monkeypatch):
+    against = ["it is slow", "it is worse"]
+    monkeypatch.setattr("training.commands.export.warnings", lambda metrics: iter(against))
     measured = ["--format", "pruned", "--output", str(tmp_path / "own"), "--measure", "[1,2]"]
     assert run_command("export", [str(run), *measured]) == 0
     shown = capsys.readouterr().out
@@ -262,6 +264,8 @@ def test_the_card_states_costs_and_results_only_where_they_hold(run, tmp_path, c
     before, after = said["dense"]["post hoc"]["test_accuracy"], said["result"]["test_accuracy"]  # none was trained on dense
     for card in (text, (run / "export" / "README.md").read_text()):  # the run's own gets them after the comparison
         assert f"| accuracy | {before:.4g} | {after:.4g} |" in card
+    assert [line for line in text.splitlines() if "Warning" in line] == [f"**Warning:** {one}." for one in against]
+    assert "quality: not measured" not in shown
     data = huggingface_hub.ModelCard.load(tmp_path / "own" / "README.md").data
     result = data.eval_results[0]
     assert (result.metric_type, result.metric_value) == ("accuracy", after)
@@ -272,6 +276,7 @@ def test_the_card_states_costs_and_results_only_where_they_hold(run, tmp_path, c
     text = (tmp_path / "other" / "README.md").read_text()
     assert "accuracy" not in text
     assert "not trained on with this mask" in text
+    assert "quality: not measured with these heads and weights" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,10 @@ from training.tasks.classification import Regression
     ("options", "expected"),
     [
         (Text(dataset="glue", subset="sst2"), {"dataset": "glue", "subset": "sst2"}),
-        (Text(train_file="/home/someone/reviews.csv", test_file="/home/someone/test.csv"), {"dataset": "Text", "subset": ""}),
+        (
+            Text(train_file="/home/me/reviews.csv", test_file="/home/me/test.csv"),
+            {"dataset": "test.csv", "subset": ""},
+        ),
         (ParallelText(dataset="someone/pairs"), {"dataset": "someone/pairs", "subset": ""}),
         (Synthetic(), {"dataset": "Synthetic", "subset": ""}),
     ],
