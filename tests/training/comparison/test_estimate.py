@@ -51,6 +51,10 @@ def test_a_comparison_takes_as_long_as_what_its_methods_do(seconds, tmp_path):
     assert expected("learned", "learned+swap") == expected("learned") + passes
     assert expected("random", stages=("post hoc", "retrained")) == alone + 2 * (passes + 3 * STEPS_PER_EPOCH)  # also dense
     assert expected("his") > alone
+    assert expected("his") - alone == pytest.approx(3 * (expected("entropy") - alone))  # of a forward pass alone
+    assert expected("entropy", "entropy(keep=high)", "hies", "his") == pytest.approx(
+        expected("entropy") + expected("his") - alone + 3 * passes
+    )
     assert expected("his", budgets=budgets) == expected("his") + passes
     assert expected("his+refit") - expected("his") == expected("random+refit") - alone > 0
     plan = list(plan_of_comparison([Method("random")], budgets[:1], ["post hoc"]))
