@@ -185,8 +185,8 @@ def export_parser() -> ArgumentParser:
     add(
         "--ranking",
         type=str | None,
-        help="The ranking of the heads (default: the method whose heads the run keeps): one that the run compared, or with "
-        "--budget any score, such as obs.",
+        help="The ranking of the heads: one that the run compared, or with --budget any score, such as obs (default: the "
+        "method of the kept heads).",
     )
     add(
         "--minimum_per_layer",

@@ -29,8 +29,8 @@ def closed_by_gates_sentence(summary: pd.DataFrame, unit: str = "head") -> str:
     each = "; ".join(f"{listed(names)} {text}" for text, names in methods.items())
     hint = f" Where it is under {100 * ENOUGH:.0f} %, {HINT}." if known[CLOSED].min() < ENOUGH else ""
     return (
-        f"Share of the closed {unit}s that gates had closed at the end of the prune phase, before rank closed the rest (mean "
-        f"over the seeds with a learned mask): {each}.{hint}"
+        f"Gates close most {unit}s in the prune phase, and at its end rank closes the rest. Share closed by gates (mean over "
+        f"the seeds with a learned mask): {each}.{hint}"
     )
 
 
