@@ -280,7 +280,7 @@ class ModelCard:
         method: The name of the method that chose the mask.
         metrics: The results of the export by name (``{"accuracy": 0.91}``).
         dense_metrics: The results of the dense model by name.
-        warnings: Sentences against using the model, such as that it is not faster.
+        notes: Lines behind the table of results, such as an interval or a warning.
         metric_types: The metrics of Hugging Face's ``evaluate`` by name; see :data:`MetricTypes`. Others keep their names in
             the Hub's evaluation block.
         dataset: The hub name or a description of the evaluation data, required for the Hub's evaluation block.
@@ -298,7 +298,7 @@ class ModelCard:
     method: str = ""
     metrics: Metrics = field(default_factory=dict)
     dense_metrics: Metrics = field(default_factory=dict)
-    warnings: Sequence[str] = ()
+    notes: Sequence[str] = ()
     metric_types: MetricTypes = field(default_factory=dict)
     dataset: str = ""
     subset: str = ""
@@ -379,7 +379,7 @@ def card_text(
             "`trust_remote_code`, and no code of this folder runs.",
         ]
     if card.metrics:
-        lines += ["", *_results(card.metrics, card.dense_metrics, card.warnings)]
+        lines += ["", *_results(card.metrics, card.dense_metrics, card.notes)]
     lines += [
         "",
         "| site | heads | kept |",
@@ -403,15 +403,15 @@ def _padded(zero_heads: int, parameters: int, unpadded: int) -> list[str]:
     ]
 
 
-def update_results(readme: Path, metrics: Metrics, dense_metrics: Metrics, warnings: Sequence[str] = ()) -> None:
-    """Add the dense model's results and warnings to a README of :func:`card_text`; do not change any other README."""
+def update_results(readme: Path, metrics: Metrics, dense_metrics: Metrics, notes: Sequence[str] = ()) -> None:
+    """Add the dense model's results and notes to a README of :func:`card_text`; do not change any other README."""
     text = readme.read_text(encoding="utf-8") if readme.is_file() else ""
     if RESULTS not in text or END not in text:
         return
     before, _, rest = text.partition(RESULTS)
     after = rest.partition(END)[2]
     with replacing(readme) as partial:
-        partial.write_text(before + "\n".join(_results(metrics, dense_metrics, warnings)) + after, encoding="utf-8")
+        partial.write_text(before + "\n".join(_results(metrics, dense_metrics, notes)) + after, encoding="utf-8")
 
 
 def gate_card(gates: HeadGates, model: PreTrainedModel, open_heads: dict[str, list[int]], *, base_model: str, auto: str) -> str:
@@ -484,15 +484,15 @@ def _front_matter(**known: object) -> list[str]:
     return ["---", ModelCardData(**known).to_yaml(), "---", ""]  # type: ignore[arg-type]
 
 
-def _results(metrics: Metrics, dense_metrics: Metrics, warnings: Sequence[str]) -> list[str]:
-    """Return the table of results and the warnings between two marks."""
+def _results(metrics: Metrics, dense_metrics: Metrics, notes: Sequence[str]) -> list[str]:
+    """Return the table of results and notes between two marks."""
     columns = {"dense": dense_metrics, "pruned": metrics} if dense_metrics else {"pruned": metrics}
     rows = [
         f"| {name} | {' | '.join(_number(column[name]) if name in column else '' for column in columns.values())} |"
         for name in metrics
     ]
     table = [f"| metric | {' | '.join(columns)} |", f"| --- |{' --: |' * len(columns)}", *rows]
-    return [RESULTS, *table, *(f"\n**Warning:** {sentence}." for sentence in warnings), END]
+    return [RESULTS, *table, *([""] if notes else []), *notes, END]
 
 
 def _number(value: float | int | str) -> str:

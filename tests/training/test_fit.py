@@ -26,6 +26,7 @@ from training.comparison.methods import RIVALS
 from training.fit import main
 from training.pruner.callbacks import Predictions
 from training.pruner.module import evaluate
+from training.report.captions import outcome
 from training.setup import make_trainer
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -510,7 +511,7 @@ def tiny_backbone(folder: Path, *, decoder: bool) -> str:
 @pytest.mark.integration
 @pytest.mark.parametrize("keep", ["best", "learned"])
 def test_a_refitted_run_keeps_the_best_heads_on_the_selection_split(tmp_path, monkeypatch, keep):
-    monkeypatch.setattr("training.comparison.run.warnings", lambda metrics: iter(["it is slow"]))
+    monkeypatch.setattr("training.report.captions.warnings", lambda metrics: iter(["it is slow"]))
     run = tmp_path / "run"
     given = ["--config", write_config(tmp_path), "--run_dir", str(run), "--compare", "none", "--curve", "[]"]
     assert main([*given, "--model.refit", "true", "--model.keep", keep, "--model.min_prune_steps", "12"]) == 0
@@ -532,6 +533,8 @@ def test_a_refitted_run_keeps_the_best_heads_on_the_selection_split(tmp_path, mo
     assert found["value"] == pytest.approx(final["test_accuracy"])
     assert found["difference"] == pytest.approx(final["test_accuracy"] - rows.loc[("dense", "post hoc"), "test_accuracy"])
     assert found["low"] <= found["value"] <= found["high"]
-    assert "\n**Warning:** it is slow.\n" in (run / "export" / "README.md").read_text()
+    card = (run / "export" / "README.md").read_text()
+    assert "\n- **warning:** it is slow\n" in card
+    assert f"\n- {outcome(described, 'accuracy')['quality']}\n" in card
     masks = [json.loads((run / folder).read_text()) for folder in ("export/mask.json", f"masks/{described['method']}.json")]
     assert masks[0]["heads"] == masks[1]["heads"]

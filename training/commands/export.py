@@ -55,7 +55,7 @@ from training.config.comparison import POST_HOC, RETRAINED
 from training.config.data import TOKENIZER_FILES
 from training.pruner.checkpoints import KEPT, check_identity, read_checkpoint
 from training.pruner.module import PRUNED_BEFORE
-from training.report.captions import warnings
+from training.report.captions import card_notes
 from training.runs import progress
 from training.runs.directory import LATENCY, RunDirectory, writing_to
 from training.runs.resume import noted_identity
@@ -483,7 +483,7 @@ def _card(trained: TrainedModel, mask: Tensor, ranking: str, cost: Cost | None) 
             known = {
                 "metrics": metrics_on_test(described["result"]),  # type: ignore[index]
                 "dense_metrics": metrics_on_test(dense.get(RETRAINED, dense.get(POST_HOC, {}))),
-                "warnings": list(warnings(metrics)),
+                "notes": card_notes(metrics),
                 **described.get("data", {}),  # type: ignore[union-attr]
             }
         except (AttributeError, KeyError, TypeError) as error:

@@ -44,7 +44,7 @@ from training.data.base import TaskData
 from training.plotting import gate_heat_map, heads_within_loss, mask_agreement, quality_by_budget
 from training.pruner.checkpoints import IDENTITY, KEPT, check_checkpoint, read_checkpoint, write_checkpoint
 from training.pruner.module import HeadPruner
-from training.report.captions import warnings
+from training.report.captions import card_notes
 from training.runs import processes, progress
 from training.runs.directory import BUDGET_SEARCH, RunDirectory, is_finished, locked_directory, mark_finished, unmark_finished
 from training.runs.resume import check_same_inputs, check_same_options, checkpoint_of, identity_of, note_inputs
@@ -233,13 +233,13 @@ def cost_of_export(cost: Cost) -> dict[str, Any]:
 
 
 def complete_card(run: RunDirectory, results: Results, kept: Method) -> None:
-    """Add the warnings of the run and the results of the dense model to the model card.
+    """Add the results of the dense model, the interval and the warnings of a run to the model card.
 
     The dense model is retrained if the kept one was, and otherwise as before pruning.
     """
     if kept.base != "dense":
         dense, pruned = (metrics_on_test(results.last_row(name).metrics) for name in ("dense", kept.name))
-        update_results(run.export / "README.md", pruned, dense, list(warnings(run.read_json("metrics.json"))))
+        update_results(run.export / "README.md", pruned, dense, card_notes(run.read_json("metrics.json")))
 
 
 def metrics_on_test(row: Mapping[str, Any]) -> dict[str, float]:
@@ -268,6 +268,9 @@ def describe_run(
         "learned": own.name,
         "selection": kept.reached,
         "is_refitted": kept.selection.is_refitted,
+        "refits_dropped": list(
+            dict.fromkeys(row.method for row in results.rows if "+refit" in row.method and not row.selection.is_refitted)
+        ),
         "gates": {name: learned[name] for name in ("closed", "closed_by_gates", "price")} if own.is_learned else {},
         "kept": gates.open_heads(mask),
         "data": source_of(results.data) if results.data is not None else {},
@@ -315,9 +318,7 @@ def write_run(
     courses = [course for course in results.gates if len(course) and course["method"].iloc[0] == own.name]
     if courses:
         last = torch.tensor(courses[0].iloc[-1, -gates.size :].to_numpy(float))  # the gates are the last columns
-        figures["gates_before_retraining"] = gate_heat_map(
-            gates.sites, gates.to_heads(last), title="gates at the end of the prune phase"
-        )
+        figures["gates_learned"] = gate_heat_map(gates.sites, gates.to_heads(last), title="gates at the end of the prune phase")
     if len(table):
         figures["quality_by_budget"] = quality_by_budget(
             table, results.table(), metric=pruner.task.main_metric, lower_is_better=pruner.task.lower_is_better

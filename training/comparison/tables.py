@@ -266,7 +266,7 @@ def write_tables(
 def with_outcome(text: str, metrics: Mapping[str, Any]) -> str:
     """Return the verdict of a run with its choice of heads, their quality and warnings as the first paragraphs."""
     sentences = outcome(metrics["run"], metrics["main_metric"])
-    known = [sentences[name] for name in ("choice", "quality") if name in sentences]
+    known = [sentences[name] for name in ("budget", "choice", "refit", "quality") if name in sentences]
     first = [f"{sentence[0].upper()}{sentence[1:]}.\n" for sentence in (*known, *warnings(metrics))]
     return text.replace("# Verdict\n", "\n".join(["# Verdict\n", *first]), 1)
 

@@ -34,7 +34,7 @@ def words_of(stage: str) -> str:
 
 
 def outcome(run: Mapping[str, Any], metric: str) -> dict[str, str]:
-    """Return sentences on a run's final model: ``budget``, ``choice``, ``quality`` and ``size``.
+    """Return sentences on a run's final model: ``budget``, ``choice``, ``refit``, ``quality`` and ``size``.
 
     Args:
         run: The entry ``run`` of ``metrics.json``.
@@ -43,18 +43,19 @@ def outcome(run: Mapping[str, Any], metric: str) -> dict[str, str]:
     if search := run.get("budget_search"):
         point = next(point for point in search["points"] if point["heads"] == search["budget"])
         sentences["budget"] = (
-            f"{search['budget']} is the smallest budget at which {search['method']} loses at most {search['max_loss']:g} "
-            f"{'points' if unit(metric) else '%'} of {metric} on the selection split; the loss is {point['loss']:.2f} "
-            f"(95 % interval {point['low']:.2f} to {point['high']:.2f})"
+            f"{search['budget']} is the smallest budget tried whose {search['method']} loses at most {search['max_loss']:g} "
+            f"{'points' if unit(metric) else '%'} of {metric} on the selection split, also at the upper end of the 95 % "
+            f"interval; its loss is {point['loss']:.2f} ({point['low']:.2f} to {point['high']:.2f})"
         )
     if reached := run.get("selection"):
         best = run["method"]
         others = ", ".join(f"{name} {number(metric, value)}" for name, value in reached.items() if name != best)
-        refit = "refitted," if run.get("is_refitted", True) else "not refitted, because a refit was worse;"
-        kept = f"kept the heads of {best}: {refit} {metric} on the selection split is {quantity(metric, reached[best])}"
+        kept = f"kept the heads of {best}: {metric} on the selection split is {quantity(metric, reached[best])}"
         lead = run.get("lead")
         chance = f"; the difference to {lead['second']} is not significant" if lead and lead["low"] <= 0 <= lead["high"] else ""
         sentences["choice"] = f"{kept} ({others}){chance}"
+    if dropped := run.get("refits_dropped"):
+        sentences["refit"] = f"{listed(dropped)}: the mask alone, because a refit was worse on the selection split"
     if found := run.get("against_dense"):
         low, high = (number(metric, found[name]) for name in ("low", "high"))
         lost = [signed(shown(metric, found[f"difference{end}"])) for end in ("", "_low", "_high")]
@@ -95,8 +96,16 @@ def warnings(metrics: Mapping[str, Any]) -> Iterator[str]:
     measured = run.get("cost", {}).get("latency", [])
     if measured and all(row["ratio"] < FASTER for row in measured):
         sizes = ", ".join(str(row["batch_size"]) for row in measured)
+        least = f"{100 * (FASTER - 1):.0f} %"
         smaller = "; it is smaller all the same" if run["cost"]["pruned_parameters"] < run["cost"]["dense_parameters"] else ""
-        yield f"the pruned model is not faster on this device (batch {sizes}){smaller}"
+        yield f"the pruned model is less than {least} faster on this device (batch {sizes}){smaller}"
+
+
+def card_notes(metrics: Mapping[str, Any]) -> list[str]:
+    """Return the sentences of a model card behind its results: the quality with its interval, and the warnings."""
+    found = outcome(metrics["run"], metrics["main_metric"]).get("quality")
+    notes = [*([found] if found else []), *(f"**warning:** {sentence}" for sentence in warnings(metrics))]
+    return [f"- {note}" for note in notes]
 
 
 def opening(contents: ReportData) -> str:

@@ -56,7 +56,8 @@ def quantity(metric: str, value: float) -> str:
 
 def signed(value: float, decimals: int = 1) -> str:
     """Return a difference with its sign, and more decimals where its first digit needs them: ``-3.2``, ``+0.04``."""
-    if abs(value) < 1e-9:
+    value = round(value, 9)  # so that equal differences read alike
+    if not value:
         return f"{0:.{decimals}f}"
     while not float(f"{value:.{decimals}f}"):
         decimals += 1

@@ -251,8 +251,8 @@ def test_the_weights_of_another_checkpoint(run, tmp_path):
 
 
 def test_the_card_states_costs_and_results_only_where_they_hold(run, tmp_path, capsys, monkeypatch):
-    against = ["it is slow", "it is worse"]
-    monkeypatch.setattr("training.commands.export.warnings", lambda metrics: iter(against))
+    notes = ["- it is slow", "- it is worse"]
+    monkeypatch.setattr("training.commands.export.card_notes", lambda metrics: notes)
     measured = ["--format", "pruned", "--output", str(tmp_path / "own"), "--measure", "[1,2]"]
     assert run_command("export", [str(run), *measured]) == 0
     shown = capsys.readouterr().out
@@ -264,7 +264,7 @@ def test_the_card_states_costs_and_results_only_where_they_hold(run, tmp_path, c
     before, after = said["dense"]["post hoc"]["test_accuracy"], said["result"]["test_accuracy"]  # none was trained on dense
     for card in (text, (run / "export" / "README.md").read_text()):  # the run's own gets them after the comparison
         assert f"| accuracy | {before:.4g} | {after:.4g} |" in card
-    assert [line for line in text.splitlines() if "Warning" in line] == [f"**Warning:** {one}." for one in against]
+    assert [line for line in text.splitlines() if line.startswith("- it is")] == notes
     assert "quality: not measured" not in shown
     data = huggingface_hub.ModelCard.load(tmp_path / "own" / "README.md").data
     result = data.eval_results[0]

@@ -52,7 +52,7 @@ def test_a_run_keeps_as_many_heads_as_its_loss_needs(tmp_path):
     options = ["--run_dir", "run", "--model.budget", "auto", "--model.max_loss", "99", "--model.refit", "true"]
     done = run_fit("--config", write_config(tmp_path), *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "1 is the smallest budget at which obs+refit loses at most 99 points of accuracy" in done.stdout
+    assert "1 is the smallest budget tried whose obs+refit loses at most 99 points of accuracy" in done.stdout
     search = json.loads((tmp_path / "run" / "budget.json").read_text())
     found = json.loads((tmp_path / "run" / "metrics.json").read_text())["run"]
     assert (found["kept"], search["budget"], search["method"]) == (1, 1, "obs+refit")

@@ -38,20 +38,24 @@ def test_a_local_folder_is_named_by_its_last_part(tmp_path):
 
 
 def test_the_end_of_a_run_says_how_many_gates_closed_by_themselves_and_what_to_do_where_these_are_few():
-    gates = {"closed": 10, "closed_by_gates": 9, "price": [0.0125]}
-    assert gates_sentence(gates) == ("of 10 closed gates, 9 had closed in training; price of an open one at the end: 0.0125")
+    gates, price = {"closed": 10, "closed_by_gates": 10, "price": [0.0125]}, "price of an open one at the end: 0.0125"
+    assert gates_sentence(gates) == f"of 10 closed gates, 10 closed in training; {price}"
+    nine = "of 10 closed gates, 9 closed in training and 1 at its end, the lowest first"
+    assert gates_sentence(gates | {"closed_by_gates": 9}) == f"{nine}; {price}"
     assert gates_sentence(gates | {"closed_by_gates": 8}) == (
-        "of 10 closed gates, 8 had closed in training, and the rest was closed by their rank; a longer prune phase "
-        "(a larger --model.prune) leaves less to the rank; price of an open one at the end: 0.0125"
+        "of 10 closed gates, 8 closed in training and 2 at its end, the lowest first; more steps of the gates (--model.prune, "
+        f"--model.min_prune_steps) leave less to the rank; {price}"
     )
     assert gates_sentence(gates | {"price": []}) == gates_sentence({}) == ""
 
 
-@pytest.mark.parametrize(("is_refitted", "said"), [(True, "refitted,"), (False, "not refitted, because a refit was worse;")])
-def test_the_choice_says_whether_the_refit_was_applied(is_refitted, said):
-    run = {"method": "obs+refit", "selection": {"learned+refit": 0.5, "obs+refit": 0.6}, "is_refitted": is_refitted}
-    choice = outcome(run, "accuracy")["choice"]
-    assert choice == f"kept the heads of obs+refit: {said} accuracy on the selection split is 60.00 % (learned+refit 50.00)"
+def test_the_choice_and_the_refits_that_were_dropped_are_stated():
+    run = {"method": "obs+refit", "selection": {"learned+refit": 0.5, "obs+refit": 0.6}, "refits_dropped": []}
+    said = outcome(run, "accuracy")
+    assert said["choice"] == "kept the heads of obs+refit: accuracy on the selection split is 60.00 % (learned+refit 50.00)"
+    assert "refit" not in said
+    said = outcome(run | {"refits_dropped": ["learned+refit", "random+refit"]}, "accuracy")
+    assert said["refit"] == ("learned+refit and random+refit: the mask alone, because a refit was worse on the selection split")
 
 
 def test_the_choice_says_whether_its_lead_may_be_chance():

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from training.stats.tables import summarise
-from training.stats.verdict import closed_by_gates_sentence, verdict
+from training.stats.verdict import HINT, closed_by_gates_sentence, verdict
 
 ROWS = [
     ("learned", 9, 0, 0.96), ("learned", 9, 1, 1.0), ("learned", 4, 0, 1.0), ("learned", 4, 1, 1.0),
@@ -31,7 +31,7 @@ def test_methods_of_other_gates_are_told_apart_and_a_low_share_has_a_hint():
     said = closed_by_gates_sentence(summary_of([*ROWS, ("learned(once=true)", 9, 0, 0.5)]), "group")
     assert said.startswith("Gates close most groups ")
     assert "4 groups; learned(once=true) 50 % at 9 groups." in said
-    assert said.endswith("Where it is under 90 %, a longer prune phase (a larger --model.prune) leaves less to the rank.")
+    assert said.endswith(f"Where it is under 90 %, {HINT}.")
 
 
 def test_tables_that_say_nothing_of_it_are_read_all_the_same():
