@@ -326,8 +326,9 @@ class GatedModel(SharedGates, nn.Module):
             of_kind = sum(site.heads for site in self.gates.sites if site.kind == kind)
             print(f"  {kind}: {sum(counts)} of {of_kind}, by layer {' '.join(map(str, counts))}")
         if self.closed_by_training is not None:
-            closed = f"of {int((self.gates.mask == 0).sum())} closed {self.gates.unit}s"
-            print(f"{closed}, training closed {self.closed_by_training}, and their rank the rest")
+            closed = int((self.gates.mask == 0).sum())
+            others = " and the ranking the others" if self.closed_by_training < closed else ""
+            print(f"of {closed} closed {self.gates.unit}s, training closed {self.closed_by_training}{others}")
 
     def refit_(
         self,

@@ -124,14 +124,14 @@ def test_what_a_refit_gives_back():
         "obs": [],
     }
     assert table.min(axis=None) >= 0.495
-    assert "a refit returned half to nearly all of the lost accuracy" in REFIT
+    assert f"a refit returned {100 * table.min(axis=None):.0f} to {100 * table.max(axis=None):.0f} % of the accuracy" in REFIT
 
 
 def test_three_refitted_masks_against_that_of_obs():
     means = [mean_of(task, "post hoc") for task in TASKS]
     ahead = [mean["obs+refit"] - mean[OURS] for mean in means]
     assert (round(min(ahead), 1), f"{max(ahead):.1f}") == (0, "0.4")
-    assert "are 0.0 to 0.4 points ahead of the best of three masks" in PAGE
+    assert "`obs` and the best of three masks, two from gates, differ by at most 0.4 points" in PAGE
     behind = [mean["obs+refit"] - mean["learned(start=obs)+refit"] for mean in means]
     assert f"Gates that start from `obs` are up to {max(behind):.1f} points behind it" in PAGE
 
@@ -228,7 +228,7 @@ def test_the_small_gpt():
     assert f"{best}, and at 12 heads {mean[12, 'learned(start=obs)+refit']:.1f}, as `obs` itself" in PAGE
     cache = by_seed("gpt_refit", "kv_bytes_per_token", seeds=3).mean(axis=1)["post hoc"]
     assert (cache[24] > 0.85 * cache[48, "dense"]).all()
-    assert "At 24 of 48 heads it is almost as large as the dense one" in PAGE
+    assert "At 24 of 48 heads it shrinks by less than 15 %, at 12 by more than half" in PAGE
     assert (cache[12] < cache[48, "dense"] / 2).all()
 
 
@@ -286,7 +286,7 @@ def test_the_encoder_alone():
     assert f"these heads lose {by['learned']} BLEU and those of HIS {by['his']}" in PAGE
     mean = on.mean(axis=1).map("{:.2f}".format)
     assert f"`learned` has {mean['learned']}, HIS {mean['his']} and the dense model {mean['dense']}" in PAGE
-    assert f"It is {(on.loc['learned'] - on.loc['random']).mean():.1f} above random heads, significantly" in PAGE
+    assert f"`learned` is {(on.loc['learned'] - on.loc['random']).mean():.1f} above random heads, significantly" in PAGE
     tests = p_values(folder, ON)
     assert tests["learned", "random"] < 0.05
     assert tests["learned", "his"] >= 0.05
@@ -303,26 +303,17 @@ def test_the_embedded_example_with_the_mask_alone():
     assert shown in PAGE
     near = six.drop(list(significant))
     by = f"{near.mean(axis=1).min():.1f} to {near.mean(axis=1).max():.1f} points"
-    assert f"ahead of the other scores by {by}, in six to nine of ten" in PAGE
+    assert f"ahead of the other methods by {by}, in six to nine of ten" in PAGE
     assert [(near > 0).sum(axis=1).min(), (near > 0).sum(axis=1).max()] == [6, 9]
-    four = masked.loc[4].mean(axis=1).sort_values(ascending=False)
-    assert set(four.index[:3]) == {"obs", "hies", "learned"}
-    assert round(four.iloc[0] - four["learned"], 1) == 0.5
-    closed = rows_of("embedded_seeds", 10).query("method == 'learned'").groupby("budget")["closed_by_gates"].mean()
-    assert f"{percent(closed[6])} of the closed gates at six heads, and {percent(closed[4])} at four." in PAGE
 
 
 def test_the_embedded_example_trained_on():
     on = by_seed("embedded_seeds_retrained", seeds=10).loc[("retrained", 6)]
     ahead = (on.drop("learned") > on.loc["learned"]).sum(axis=1)
-    assert (ahead["leave-one-out"], ahead["his"], ahead["random"]) == (9, 8, 7)
     others = ahead.drop("entropy")
     assert [others.min(), others.max()] == [7, 9]
-    by = {name: f"{(on.loc[name] - on.loc['learned']).mean():.1f}" for name in ("leave-one-out", "his")}
-    shown = f"Leave-one-out is ahead in nine seeds, by {by['leave-one-out']} points in the mean, HIS in eight, by {by['his']}"
-    assert shown in PAGE
     best = on.drop("learned").mean(axis=1).max() - on.loc["learned"].mean()
-    assert f"by {best:.1f} points in the mean" in PAGE
+    assert f"by at most {best:.1f} points in the mean" in PAGE
     tests = p_values("embedded_seeds_retrained", "retrained")
     assert all(tests["learned", name] >= 0.05 for name in on.index.drop("learned"))
 
@@ -333,7 +324,7 @@ def test_the_embedded_example_trained_on():
         ("start by optimal brain surgeon", 2.0, 0.3, "2.0 and 2.7 alone"),
         ("with a refit", 2.7, -0.5, "2.0 and 2.7 alone"),
         ("started by optimal brain surgeon, with a refit", 5.1, -0.1, "5.1 points together"),
-        ("gate learning rate 0.1", 0.8, 0.7, "adds 0.7 points, and 0.8 with the mask alone"),
+        ("gate learning rate 0.1", 0.8, 0.7, "adds 0.75 points, and 0.8 with the mask alone"),
         ("together with the weights", -2.1, -0.6, "are 0.6 points behind gates on frozen weights, and 2.1 with the mask alone"),
     ],
 )
@@ -344,7 +335,7 @@ def test_what_the_parts_of_the_method_are_worth(lever, alone, on, said):
     worth = (mean - mean.loc["as configured"]).round(1)
     assert worth.loc[lever].tolist() == [alone, on]
     assert said in PAGE
-    assert worth[ON].drop("gate learning rate 0.1").max() <= 0.3
+    assert worth[ON].drop("gate learning rate 0.1").max() <= 0.4
 
 
 def test_how_much_faster_a_pruned_model_is():
@@ -440,7 +431,7 @@ def test_refits_of_sick_at_three_budgets():
     assert fails[9, "hies+refit"] == 3
     assert [fails[4, name] for name in ("his+refit", "learned+refit", "obs+refit")] == [2, 1, 0]
     spread = seeds.xs("random+refit", level="method").std(axis=1)
-    assert f"varies by {spread.min():.0f} to {spread.max():.0f} points" in PAGE
+    assert f"its standard deviation is {spread.min():.0f} to {spread.max():.0f} points" in PAGE
 
 
 def test_what_refits_lose_without_training():
@@ -495,30 +486,51 @@ def test_refits_of_agreement_at_three_budgets():
     assert not {"obs+refit", "his+refit", "hies+refit"} & above("agreement_seeds", "post hoc", 4, "learned+refit")
 
 
-BY_SIZE = {
+FORMS = {
     "50 steps, with a refit": "gates, 50 steps",
     "with a refit": "gates, 100 steps",
     "200 steps, with a refit": "gates, 200 steps",
-    "started by optimal brain surgeon, with a refit": "gates from `obs`, 100 steps",
+    "started by optimal brain surgeon, with a refit": "gates from `obs`",
+    "refined by swaps, with a refit": "gates, swaps",
+    "best of several draws, with a refit": "gates, best of 64 draws",
     "optimal brain surgeon, with a refit": "`obs`",
     "HIS, with a refit": "HIS",
 }
+CHOICES = ["with a refit", "optimal brain surgeon, with a refit", "HIS, with a refit"]
 
 
-def test_the_start_and_the_steps_of_gates_by_size_of_data():
-    tables = [pd.read_csv(RESULTS / "levers" / f"trec_{rows}.csv").set_index("lever") for rows in (500, 2500)]
-    each = [100 * pd.DataFrame(table["each"].map(json.loads).to_dict()) for table in tables]
-    assert [len(seeds) for seeds in each] == [5, 5]
-    assert "The dense models have {:.1f} and {:.1f} %".format(*(100 * table["dense"].mean() for table in tables)) in PAGE
-    for lever, name in BY_SIZE.items():
-        cells = " | ".join(f"{seeds[lever].mean():.1f} ± {seeds[lever].std():.1f}" for seeds in each)
-        assert f"| {name} | {cells} |" in PAGE
-    mean = pd.DataFrame([seeds.mean() for seeds in each])
-    fewer, longer, start, surgeon = (
-        (mean[lever] - mean["with a refit"]).tolist()
-        for lever in ("50 steps, with a refit", "200 steps, with a refit", *list(BY_SIZE)[3:5])
-    )
-    assert "50 are {:.1f} and {:.1f} points worse, 200 no better".format(*(-by for by in fewer)) in PAGE
-    assert max(longer) <= 0
-    assert max(map(abs, start)) < 0.3
-    assert "`obs` itself is {:.1f} and {:.1f} points ahead of gates".format(*surgeon) in PAGE
+def selected(name):
+    """Accuracy on the selection split by form of the gates, a row for each seed, and that of the dense model."""
+    table = pd.read_csv(RESULTS / "levers" / f"{name}.csv").set_index("lever")
+    seeds = 100 * pd.DataFrame(table["each"].map(json.loads).to_dict())
+    if f"{name}_seeds" in {path.name for path in RESULTS.iterdir()}:
+        rows = rows_of(f"{name}_seeds", 5).query("budget == 9").sort_values("seed")
+        known = {method: 100 * own["select_accuracy"].to_numpy() for method, own in rows.groupby("method")}
+        assert seeds["with a refit"].tolist() == pytest.approx(list(known["learned+refit"]))  # the same models
+        seeds[CHOICES[1]], seeds[CHOICES[2]] = known["obs+refit"], known["his+refit"]
+    return seeds, 100 * table["dense"].mean()
+
+
+def test_how_the_defaults_were_chosen():
+    each, dense = zip(*map(selected, ("trec_500", "trec_2500", "sst2", "agreement")), strict=True)
+    assert [len(seeds) for seeds in each] == [5] * 4
+    assert "| dense model | " + " | ".join(f"{value:.1f}" for value in dense) + " |" in PAGE
+    for lever, name in FORMS.items():
+        known = [f" {one[lever].mean():.1f} ± {one[lever].std():.1f} " if lever in one else " " for one in each]
+        assert f"| {name} |{'|'.join(known)}|" in PAGE
+    kept = [seeds[CHOICES].max(axis=1) for seeds in each]
+    assert "| best of gates, `obs`, HIS | " + " | ".join(f"{one.mean():.1f} ± {one.std():.1f}" for one in kept) + " |" in PAGE
+    gain = pd.DataFrame([seeds.mean() - seeds["with a refit"].mean() for seeds in each])
+    fewer, longer, start, swaps, draws = (gain[lever].round(1).tolist() for lever in list(FORMS)[:1] + list(FORMS)[2:6])
+    assert f"50 are {-fewer[0]} and {-fewer[1]} points worse, and 200 better on agreement only" in PAGE
+    assert max(longer[:3]) <= 0 < longer[3]
+    assert f"A start from `obs` adds {start[2]} points on SST-2, swaps {swaps[3]} on agreement." in PAGE
+    assert f"Draws add {draws[3]} there and cost {-draws[2]} on SST-2." in PAGE
+    forms = gain[list(FORMS)[:6]].sub(gain[CHOICES[1]], axis=0)
+    assert forms.max(axis=None).round(1) == 0.3
+
+
+def test_how_long_to_train_with_the_mask():
+    table = pd.read_csv(RESULTS / "levers" / "trec_2500_trained.csv")
+    assert table["lever"].tolist() == ["half the training, with a refit", "with a refit", "twice the training, with a refit"]
+    assert "gives {:.1f}, {:.1f} and {:.1f} % on TREC".format(*(100 * table["mean"])) in PAGE

@@ -51,11 +51,14 @@ def outcome(run: Mapping[str, Any], metric: str) -> dict[str, str]:
         best = run["method"]
         others = ", ".join(f"{name} {number(metric, value)}" for name, value in reached.items() if name != best)
         kept = f"kept the heads of {best}: {metric} on the selection split is {quantity(metric, reached[best])}"
-        lead = run.get("lead")
-        chance = f"; the difference to {lead['second']} is not significant" if lead and lead["low"] <= 0 <= lead["high"] else ""
-        sentences["choice"] = f"{kept} ({others}){chance}"
+        lead, last = run.get("lead") or {}, run.get("result", {}).get(f"select_{metric}", reached[best])
+        is_unsure = bool(lead) and lead["low"] <= 0 <= lead["high"]
+        chance = f"; the difference to {lead['second']} there is not significant" if is_unsure else ""
+        trained = f"; after training it is {quantity(metric, last)}" if last != reached[best] else ""
+        sentences["choice"] = f"{kept} ({others}){chance}{trained}"
     if dropped := run.get("refits_dropped"):
-        sentences["refit"] = f"{listed(dropped)}: the mask alone, because a refit was worse on the selection split"
+        worse = "was worse on the selection split than the mask alone"
+        sentences["refit"] = f"the refit of {listed(dropped)} is left out, because it {worse}"
     if found := run.get("against_dense"):
         low, high = (number(metric, found[name]) for name in ("low", "high"))
         lost = [signed(shown(metric, found[f"difference{end}"])) for end in ("", "_low", "_high")]
@@ -168,8 +171,9 @@ def _ahead(contents: ReportData, rows: pd.DataFrame) -> str:
         return ""
     seeds = int(pairs["seeds"].min())
     if regime(seeds) == "few":
-        return f"; ahead of {int((pairs['ahead'] == pairs['seeds']).sum())} of {counted(len(pairs), 'other')} in every seed"
-    count = f"{int((pairs['p_holm'] < SIGNIFICANCE).sum())} of {counted(len(pairs), 'other')}"
+        ahead = int((pairs["ahead"] == pairs["seeds"]).sum())
+        return f"; ahead of {ahead or 'none'} of {counted(len(pairs), 'other method')} in every seed"
+    count = f"{int((pairs['p_holm'] < SIGNIFICANCE).sum()) or 'none'} of {counted(len(pairs), 'other method')}"
     return f"; significantly ahead of {count}{' for this one seed' * (seeds == 1)}"
 
 

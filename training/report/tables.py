@@ -220,7 +220,9 @@ def experiments_table(contents: ReportData) -> Table:
     rows, metric, of_run = contents.comparison, contents.metric, contents.kind == "run"
     measured = [str(name) for name in rows.columns if str(name).startswith(("test_", "select_"))]
     measured.sort(key=lambda name: (name.endswith("_loss"), not name.startswith("test_"), not name.endswith(metric)))
-    names = ["method", "stage", "heads", CACHE, CLOSED, *([] if of_run else ["seed", "budget"]), *measured]
+    is_budget = not of_run and "heads" in rows and rows["heads"].equals(rows["budget"])
+    counts = [] if is_budget else ["heads"]
+    names = ["method", "stage", *counts, CACHE, CLOSED, *([] if of_run else ["seed", "budget"]), *measured]
     names.insert(names.index(f"test_{metric}") + 1 if f"test_{metric}" in names else len(names), AGAINST_DENSE)
     names += [] if of_run else COSTS  # of a run, the table of costs has the same rows
     rows = with_difference(rows, f"test_{metric}", ["seed"] if of_run else ["stage", "seed"])

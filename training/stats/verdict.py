@@ -29,8 +29,8 @@ def closed_by_gates_sentence(summary: pd.DataFrame, unit: str = "head") -> str:
     each = "; ".join(f"{listed(names)} {text}" for text, names in methods.items())
     hint = f" Where it is under {100 * ENOUGH:.0f} %, {HINT}." if known[CLOSED].min() < ENOUGH else ""
     return (
-        f"Gates close most {unit}s in the prune phase, and at its end rank closes the rest. Share closed by gates (mean over "
-        f"the seeds with a learned mask): {each}.{hint}"
+        f"Training closed this share of the closed {unit}s, and the ranking closed the others at its end (mean over the seeds "
+        f"with a learned mask): {each}.{hint}"
     )
 
 
@@ -46,7 +46,7 @@ MEANS = {
     "one": " of one seed. The spread between seeds is unknown, so there is no winner. Significant means, for this one "
     f"seed, p < {SIGNIFICANCE:g} in a paired bootstrap over test examples, {CORRECTED}.",
     "few": f"{INTERVALS}Fewer than {SEEDS_FOR_A_CLAIM} seeds allow no test and no winner. The verdict states in how many seeds "
-    "a method is ahead, and the least and the largest difference of a seed.",
+    "a method is behind. Where that is every seed, it has the least and the largest difference.",
     "enough": f"{INTERVALS}Significant means p < {SIGNIFICANCE:g} in a paired test over seeds and test examples, {CORRECTED}.",
 }
 """The explanation of means by the number of seeds."""
@@ -234,7 +234,7 @@ class _BudgetVerdict:
         if not math.isnan(pair.p_holm):
             return TITLES[2 * (pair.seeds == 1) + (pair.p_holm >= SIGNIFICANCE)], f"{other} ({gap})"
         if pair.ahead < pair.seeds:
-            text = f"{other} ({gap}, in {pair.ahead} of {counted(pair.seeds, 'seed')})"
+            text = f"{other} ({gap}, behind in {pair.ahead} of {counted(pair.seeds, 'seed')})"
             return "Behind in the mean but not in every seed", text
         far, near = (pair.most, pair.least)[:: self.sign]
         ends = " to ".join(signed(-shown(self.metric, float(end))) for end in (far, near))
@@ -309,9 +309,15 @@ def _ranks(ranks: pd.DataFrame, test: RankTest) -> str:
     listed = ", ".join(f"{name} {rank:.1f}" for name, rank in zip(ranks["method"], ranks["average_rank"], strict=True))
     if test.p is None:
         return f"Average ranks are not tested: {test.reason}." + (f" They are: {listed}." if test.average_ranks else "")
+    pairs, seeds = math.comb(len(ranks), 2), counted(test.blocks, "seed")
+    known = (
+        f"Average ranks over {seeds} and their budgets (1 is best): {listed}. Friedman's test that all methods are alike, with "
+        f"seeds as its blocks, has p = {test.p:.2g}. "
+    )
+    if 2 ** (1 - test.blocks) * pairs >= SIGNIFICANCE:  # the smallest p of Wilcoxon's test, corrected
+        return f"{known}Single pairs are not tested: {seeds} are too few for {counted(pairs, 'pair')} of methods."
     behind = ranks.loc[ranks["p_holm"] < SIGNIFICANCE, "method"].tolist()
     return (
-        f"Average ranks over {counted(test.blocks, 'seed')} and their budgets (1 is best): {listed}. Friedman's test that all "
-        f"methods are alike, with seeds as its blocks, has p = {test.p:.2g}. By Wilcoxon's test with Holm's correction for all "
-        f"pairs, {', '.join(behind) or 'none'} rank{'s' * (len(behind) < 2)} behind {ranks['method'].iloc[0]}."
+        f"{known}By Wilcoxon's test with Holm's correction for all pairs, {', '.join(behind) or 'none'} "
+        f"rank{'s' * (len(behind) < 2)} behind {ranks['method'].iloc[0]}."
     )

@@ -55,14 +55,17 @@ def test_the_choice_and_the_refits_that_were_dropped_are_stated():
     assert said["choice"] == "kept the heads of obs+refit: accuracy on the selection split is 60.00 % (learned+refit 50.00)"
     assert "refit" not in said
     said = outcome(run | {"refits_dropped": ["learned+refit", "random+refit"]}, "accuracy")
-    assert said["refit"] == ("learned+refit and random+refit: the mask alone, because a refit was worse on the selection split")
+    left_out = "is left out, because it was worse on the selection split than the mask alone"
+    assert said["refit"] == f"the refit of learned+refit and random+refit {left_out}"
+    trained = outcome(run | {"result": {"select_accuracy": 0.7}}, "accuracy")["choice"]
+    assert trained.endswith("is 60.00 % (learned+refit 50.00); after training it is 70.00 %")
 
 
 def test_the_choice_says_whether_its_lead_may_be_chance():
     run = {"method": "obs+refit", "selection": {"learned+refit": 0.5, "obs+refit": 0.6}}
     lead = {"second": "learned+refit", "difference": 0.1, "low": -0.01, "high": 0.2}
     choices = [outcome(run | {"lead": lead | {"low": low}}, "accuracy")["choice"] for low in (-0.01, 0.01)]
-    assert choices[0] == f"{choices[1]}; the difference to learned+refit is not significant"
+    assert choices[0] == f"{choices[1]}; the difference to learned+refit there is not significant"
 
 
 @pytest.mark.parametrize("is_refitted", [True, False])

@@ -131,7 +131,7 @@ def test_the_cells_are_those_of_comparison_csv_to_the_last_digit(comparison, rep
     assert len(rows) == len(table) == 42
     for (_, expected), row in zip(table.iterrows(), rows, strict=True):
         assert [row[name]["text"] for name in ("method", "stage")] == [expected["method"], expected["stage"]]
-        for name in ("seed", "budget", "heads", "test_accuracy", "test_f1", "test_loss", "select_accuracy", "steps", "seconds"):
+        for name in ("seed", "budget", "test_accuracy", "test_f1", "test_loss", "select_accuracy", "steps", "seconds"):
             assert float(row[name]["value"]) == expected[name]
         assert row["test_accuracy"]["text"] == f"{100 * expected['test_accuracy']:.2f}"
 
@@ -259,10 +259,10 @@ def test_the_opening_names_our_own_method_where_another_is_best():
     said = captions.best_method(contents, "retrained")
     assert "his has the highest test accuracy, 80.00 %; against the dense model -10.0; learned has 70.00 % (one seed)." in said
     for seeds, p, words in (
-        (1, 0.01, "significantly ahead of 1 of 1 other for this one seed"),
-        (3, np.nan, "ahead of 1 of 1 other in every seed"),
-        (5, 0.01, "significantly ahead of 1 of 1 other"),
-        (5, 0.05, "significantly ahead of 0 of 1 other"),
+        (1, 0.01, "significantly ahead of 1 of 1 other method for this one seed"),
+        (3, np.nan, "ahead of 1 of 1 other method in every seed"),
+        (5, 0.01, "significantly ahead of 1 of 1 other method"),
+        (5, 0.05, "significantly ahead of none of 1 other method"),
     ):
         pair = {"stage": "retrained", "budget": 4, "method": "his", "rival": "learned", "seeds": seeds, "ahead": seeds}
         contents.statistics = pd.DataFrame([{**pair, "p_holm": p}])

@@ -21,15 +21,15 @@ def summary_of(rows):
 
 def test_methods_of_the_same_gates_are_said_together_once():
     assert closed_by_gates_sentence(summary_of(ROWS)) == (
-        "Gates close most heads in the prune phase, and at its end rank closes the rest. Share closed by gates (mean over the "
-        "seeds with a learned mask): "
+        "Training closed this share of the closed heads, and the ranking closed the others at its end (mean over the seeds "
+        "with a learned mask): "
         "learned and learned+swap 98 % at 9 heads and 100 % at 4 heads."
     )
 
 
 def test_methods_of_other_gates_are_told_apart_and_a_low_share_has_a_hint():
     said = closed_by_gates_sentence(summary_of([*ROWS, ("learned(once=true)", 9, 0, 0.5)]), "group")
-    assert said.startswith("Gates close most groups ")
+    assert said.startswith("Training closed this share of the closed groups, ")
     assert "4 groups; learned(once=true) 50 % at 9 groups." in said
     assert said.endswith(f"Where it is under 90 %, {HINT}.")
 
