@@ -44,8 +44,8 @@ def outcome(run: Mapping[str, Any], metric: str) -> dict[str, str]:
         point = next(point for point in search["points"] if point["heads"] == search["budget"])
         sentences["budget"] = (
             f"{search['budget']} is the smallest budget tried whose {search['method']} loses at most {search['max_loss']:g} "
-            f"{'points' if unit(metric) else '%'} of {metric} on the selection split, also at the upper end of the 95 % "
-            f"interval; its loss is {point['loss']:.2f} ({point['low']:.2f} to {point['high']:.2f})"
+            f"{'points' if unit(metric) else '%'} of {metric} on the selection split; it loses {point['loss']:.2f} "
+            f"(95 % interval {point['low']:.2f} to {point['high']:.2f}); the upper end decides"
         )
     if reached := run.get("selection"):
         best = run["method"]
