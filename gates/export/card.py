@@ -403,7 +403,7 @@ def _padded(zero_heads: int, parameters: int, unpadded: int) -> list[str]:
     ]
 
 
-def update_results(readme: Path, metrics: Metrics, dense_metrics: Metrics, notes: Sequence[str] = ()) -> None:
+def update_results(readme: Path, metrics: Metrics, dense_metrics: Metrics, notes: Sequence[str]) -> None:
     """Add the dense model's results and notes to a README of :func:`card_text`; do not change any other README."""
     text = readme.read_text(encoding="utf-8") if readme.is_file() else ""
     if RESULTS not in text or END not in text:

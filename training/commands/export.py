@@ -479,7 +479,7 @@ def _card(trained: TrainedModel, mask: Tensor, ranking: str, cost: Cost | None) 
         described = metrics.get("run")
         try:
             dense = described.get("dense", {})  # type: ignore[union-attr]
-            is_refitted = bool(described.get("is_refitted", "refit" in kept.modifiers))  # type: ignore[union-attr]
+            dropped = described.get("refits_dropped", ())  # type: ignore[union-attr]
             known = {
                 "metrics": metrics_on_test(described["result"]),  # type: ignore[index]
                 "dense_metrics": metrics_on_test(dense.get(RETRAINED, dense.get(POST_HOC, {}))),
@@ -488,7 +488,7 @@ def _card(trained: TrainedModel, mask: Tensor, ranking: str, cost: Cost | None) 
             }
         except (AttributeError, KeyError, TypeError) as error:
             raise damaged(file, "results of a run", first_line(error), RUN_AGAIN) from error
-        method = mask_found_by(trained.options, kept, is_refitted=is_refitted)
+        method = mask_found_by(trained.options, kept, is_refitted="refit" in kept.modifiers and kept.name not in dropped)
     else:
         known = {}
         method = f"the ranking {ranking!r} of a run; its {trained.checkpoint} weights, "

@@ -14,6 +14,7 @@ from training.comparison.plan import PlanEntry
 from training.config import RefitOptions
 from training.config.comparison import is_post_hoc
 from training.data.translation import TranslationData
+from training.scoring.scorers import SCORERS
 from training.scoring.subject import ScoringContext
 from training.stats.numbers import duration
 
@@ -93,11 +94,9 @@ def seconds_of(pieces: Pieces, plan: Sequence[PlanEntry]) -> float:
         method, budget = entry.method, repr(entry.budget)
         if method.is_learned:
             shared["gates", method.base, "distil" in method.modifiers, budget] = pieces.prune
-        elif method.base not in ("dense", "random"):
-            name = method.base.partition("(")[0]
-            needed = ("his", "entropy") if name == "hies" else ("entropy",) if name == "entropy" else (method.base,)
-            for score in needed:  # entropy needs no backward pass
-                shared["score", score] = pieces.score / (1 + BACKWARD if score == "entropy" else 1)
+        elif method.base != "dense":
+            for raw in SCORERS[method.base].raws if method.base in SCORERS else (method.base,):
+                shared["score", raw] = pieces.score / (1 + BACKWARD if raw == "entropy" else 1)  # no backward pass
         if "refit" in method.modifiers:
             shared["refit", method, budget] = pieces.refit
         passes = ROW + pieces.select + pieces.test

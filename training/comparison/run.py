@@ -267,7 +267,6 @@ def describe_run(
         "method": kept.method.name,
         "learned": own.name,
         "selection": kept.reached,
-        "is_refitted": kept.selection.is_refitted,
         "refits_dropped": list(
             dict.fromkeys(row.method for row in results.rows if "+refit" in row.method and not row.selection.is_refitted)
         ),

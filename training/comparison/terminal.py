@@ -93,8 +93,8 @@ def gates_sentence(learned: Mapping[str, Any], unit_of_price: str = "an open one
     """Return how many gates training closed and the final price of a gate; empty if nothing was trained."""
     if not learned or not learned["price"]:  # a price that was given, and the exact top K, leave no gate to a budget
         return ""
-    closed, rest = learned["closed"], learned["closed"] - learned["closed_by_gates"]
-    text = f"of {counted(closed, 'closed gate')}, {learned['closed_by_gates']} closed in training"
-    text += f" and {rest} at its end, the lowest first" if rest else ""
-    text += f"; {HINT}" if closed - rest < ENOUGH * closed else ""
+    closed, by_gates = learned["closed"], learned["closed_by_gates"]
+    text = f"of {counted(closed, 'closed gate')}, {by_gates} closed in training"
+    text += f" and {closed - by_gates} at its end, the lowest first" if by_gates < closed else ""
+    text += f"; {HINT}" if by_gates < ENOUGH * closed else ""
     return f"{text}; price of {unit_of_price} at the end: {', '.join(f'{each:.3g}' for each in learned['price'])}"

@@ -133,7 +133,7 @@ def verdict(
             number = int(str(budget))
             label = budget_label(number, (kinds or {}).get(number, {}), unit, (within or {}).get(number, ""))
             lines.append(f"- **{label}**: {' '.join(at_budget.sentences())}")
-            if has_means and at_budget.own is not None and at_budget.rivals:
+            if at_budget.compares:
                 compared += 1
                 held += at_budget.own_holds
         if has_means and ranks is not None and stage in ranks and budgets["method"].nunique() > 1:
@@ -191,7 +191,8 @@ class _BudgetVerdict:
         self.methods = methods.sort_values("mean", ascending=lower_is_better, kind="stable").set_index("method")
         self.mean: dict[str, float] = {str(name): float(mean) for name, mean in self.methods["mean"].items()}
         self.dense, self.metric = dense, metric
-        self.value = "mean" if methods["seeds"].max() > 1 else "result"
+        self.has_means = bool(methods["seeds"].max() > 1)
+        self.value = "mean" if self.has_means else "result"
         self.pairs: dict[tuple[str, str], Any] = {(str(row.method), str(row.rival)): row for row in tests.itertuples()}
         best = next(iter(self.mean.values()))
         self.best = [name for name, mean in self.mean.items() if abs(best - mean) < EQUAL]
@@ -199,6 +200,11 @@ class _BudgetVerdict:
         # idxmax takes the first of equal methods; the order of the table does not depend on results.
         self.own = None if own.empty else str((self.sign * own).idxmax())
         self.rivals = [name for name in self.mean if name not in own.index]  # in order
+
+    @property
+    def compares(self) -> bool:
+        """Return whether the best of this project's own methods is compared with rivals, which needs several seeds."""
+        return self.own is not None and bool(self.rivals) and self.has_means
 
     @property
     def own_holds(self) -> bool:
@@ -257,7 +263,7 @@ class _BudgetVerdict:
         return bool(float(low["high"]) < float(high["low"]))
 
     def _own_against_rivals(self) -> list[str]:
-        if self.own is None or not self.rivals or self.value == "result":
+        if self.own is None or not self.compares:
             return []
         if self.own_holds:
             rival = self.rivals[0]
@@ -301,7 +307,7 @@ def _gap(gap: float) -> str:
 def _value(row: Any) -> str:
     seeds = int(row["seeds"])
     if seeds < 2:
-        return f"{row['mean']:z.1f}"
+        return f"{row['mean']:z.1f} (one seed)"
     return f"{row['mean']:z.1f} ({row['low']:z.1f} to {row['high']:z.1f}, {seeds} seeds)"
 
 
