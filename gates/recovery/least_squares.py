@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -60,14 +61,21 @@ class ProjectionMoments(HeadMetric):
         self.add_sums(positions=[], x=[features], y=[outputs], xx=[features, features], xy=[features, outputs], yy=[])
 
     def update(self, inputs: Tensor, targets: Tensor) -> None:
-        """Add inputs ``[positions, in]`` and targets ``[positions, out]``."""
+        """Add inputs ``[positions, in]`` and targets ``[positions, out]``.
+
+        Products are computed at the speed of the higher of their precisions, at least float32.
+        """
+        if not len(inputs):
+            return
+        precision = reduce(torch.promote_types, (inputs.dtype, targets.dtype, torch.float32))
+        x, y = about_mean(inputs.to(precision)), about_mean(targets.to(precision))
         self.positions += len(inputs)
-        self.x += inputs.sum(0, dtype=torch.float64)
-        self.y += targets.sum(0, dtype=torch.float64)
+        self.x += x.total
+        self.y += y.total
         for start in range(0, inputs.shape[1], BLOCK):  # the upper half in blocks; the lower is equal to it
             end = start + BLOCK
-            add_products_(self.xx[start:end, start:], inputs[:, start:end], inputs[:, start:])
-        add_products_(self.xy, inputs, targets)
+            add_products_(self.xx[start:end, start:], x.of(slice(start, end)), x.of(slice(start, None)))
+        add_products_(self.xy, x, y)
         self.yy += targets.double().square().sum()
 
     def compute(self) -> Moments:
@@ -75,27 +83,37 @@ class ProjectionMoments(HeadMetric):
         return Moments(self.positions, self.x, self.y, xx, self.xy, self.yy)
 
 
-def add_products_(total: Tensor, x: Tensor, y: Tensor) -> None:
-    """Add ``x.T @ y`` to a float64 total at the speed of the inputs' precision.
+class AboutMean(NamedTuple):
+    """Hold numbers ``[positions, features]`` minus their means, the means, and the sums of the numbers, both in float64."""
+
+    varying: Tensor
+    mean: Tensor
+    total: Tensor
+
+    def of(self, features: slice) -> AboutMean:
+        """Return some of the features."""
+        return AboutMean(self.varying[:, features], self.mean[features], self.total[features])
+
+
+def about_mean(numbers: Tensor) -> AboutMean:
+    mean = numbers.mean(0)
+    return AboutMean(numbers - mean, mean.double(), numbers.sum(0, dtype=torch.float64))
+
+
+def add_products_(total: Tensor, x: AboutMean, y: AboutMean) -> None:
+    """Add ``x.T @ y`` to a float64 total at the speed of the numbers' precision.
 
     With a, b near the means of x and y, ``sum x y = sum (x - a)(y - b) + a sum y + (sum x - n a) b``. The first part has no
-    means, so nothing cancels, and is computed in the precision of the inputs, at least float32. The rest has rank two and is
-    computed in float64.
+    means, so nothing cancels, and is computed in the precision of the numbers. The rest has rank two and is computed in
+    float64.
 
     Args:
         total: The total, ``[in, out]``, changed in place because a copy costs more than the product.
-        x, y: The factors, ``[positions, in]`` and ``[positions, out]``.
     """
-    if not len(x):
-        return
-    dtype = torch.float64 if torch.float64 in (x.dtype, y.dtype) else torch.float32
-    x, y = x.to(dtype), y.to(dtype)
-    with torch.autocast(x.device.type, enabled=False):
-        a, b = x.mean(0), y.mean(0)
-        total += (x - a).T @ (y - b)
-        a, b = a.double(), b.double()
-        sum_x, sum_y = x.sum(0, dtype=torch.float64), y.sum(0, dtype=torch.float64)
-        total.addmm_(torch.stack([a, sum_x - len(x) * a], 1), torch.stack([sum_y, b]))
+    with torch.autocast(total.device.type, enabled=False):
+        total += x.varying.T @ y.varying
+        left = x.total - len(x.varying) * x.mean
+        total.addmm_(torch.stack([x.mean, left], 1), torch.stack([y.total, y.mean]))
 
 
 def fit(moments: Moments, weight: Tensor, *, ridge: float, has_bias: bool) -> tuple[Tensor, Tensor | None]:

@@ -187,7 +187,8 @@ def _add_call(parts: Sequence[ProjectionMoments], number: int, dense: Target, pr
     target = dense.output.double()
     if dense.stream is not None and pruned.stream is not None:
         target = target + dense.stream.double() - pruned.stream.double()
-    inputs, target = valid_positions(pruned.inputs, valid), valid_positions(target, valid)
+    single = torch.promote_types(dense.output.dtype, torch.float32)  # after the difference, whose terms are larger
+    inputs, target = valid_positions(pruned.inputs, valid), valid_positions(target, valid).to(single)
     own = int(number % 4 == 1 and len(parts) > 1)
     for index, part in enumerate(parts):
         count = len(inputs) if index == own else 0

@@ -58,6 +58,10 @@ class ExperimentCache:
         self.path = path
         self._read_before: dict[str, Experiment] = {}
 
+    def holds_any(self) -> bool:
+        """Return whether an experiment is finished."""
+        return any(not path.name.startswith(".") for path in self.path.glob("*"))
+
     def get(self, determined_by: Mapping[str, Any]) -> Experiment | None:
         """Return the finished experiment; None if there is none."""
         return processes.in_first(lambda: self._read(key_of(determined_by)))

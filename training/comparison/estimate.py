@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -20,8 +21,9 @@ from training.stats.numbers import duration
 
 BACKWARD = 2.0
 """The time of a backward pass in forward passes."""
-REFIT = 7.0
-"""The time of a refit in forward passes over its rows; measured on MiniLM: 7.0 to 7.5."""
+REFIT = 3.5
+"""The time of a refit in forward passes over its rows, in the trainer's and as many in single precision. Measured on
+MiniLM."""
 ROW = 1.0
 """The seconds of an evaluation without its passes."""
 MAX_PARAMETERS = 500_000_000
@@ -41,21 +43,22 @@ class Pieces:
 
 
 def estimate(experiments: Experiments, plan: Sequence[PlanEntry], *, seeds: int = 1, points: int = 0, refits: int = 0) -> str:
-    """Return in a sentence how long a run or a comparison takes, if nothing of it is done yet; empty if that is unknown.
+    """Return in a sentence how long a run or a comparison takes; empty if that is unknown.
 
-    It is known on one CPU, for models whose batches take seconds at most and that do not generate texts.
+    It is known on one CPU, for models whose batches take seconds at most and that do not generate texts, and unknown where
+    experiments are stored already.
 
     Args:
         experiments: The experiments of the first seed.
         points: The number of evaluations on the selection split that are not in the plan.
         refits: The number of refits that are not in the plan.
     """
-    if (pieces := pieces_of(experiments)) is None:
+    if experiments.cache.holds_any() or (pieces := pieces_of(experiments)) is None:
         return ""
     whole = seeds * (seconds_of(pieces, plan) + points * pieces.select + refits * pieces.refit)
     searches = ("restarts", "draws", "swap")
     without = ", without searches" if any(entry.method.modifiers & set(searches) for entry in plan) else ""
-    return f"about {duration(whole)} on this machine{without}; parts that an earlier run finished are not done again"
+    return f"about {duration(whole)} on this machine{without}"
 
 
 def pieces_of(experiments: Experiments) -> Pieces | None:
@@ -70,6 +73,7 @@ def pieces_of(experiments: Experiments) -> Pieces | None:
         step = (1 + BACKWARD) * _forward(subject, next(iter(data.train_dataloader())))
         batch = _forward(subject, next(iter(data.val_dataloader())))
         rows = batch / data.options.eval_batch_size
+        single = _forward(subject, next(iter(data.val_dataloader())), precise=True) / data.options.eval_batch_size
         select, test = (batch * len(loader) for loader in (data.val_dataloader(), data.test_dataloader()))
         finetune, prune, retrain = (
             step * len(data.batches_of_run(epochs=epochs, first=0, rank=0, world=1)) if epochs else 0.0
@@ -82,8 +86,8 @@ def pieces_of(experiments: Experiments) -> Pieces | None:
         retrain=retrain,
         select=select,
         test=test,
-        refit=REFIT * rows * min(RefitOptions().rows, available) + 2 * select,
-        score=(1 + BACKWARD) * rows * min(data.options.score_rows, available),
+        refit=REFIT * (rows + single) * min(RefitOptions().rows, available) + 2 * select,
+        score=(1 + BACKWARD) * single * min(data.options.score_rows, available),
     )
 
 
@@ -104,11 +108,16 @@ def seconds_of(pieces: Pieces, plan: Sequence[PlanEntry]) -> float:
     return seconds + sum(shared.values())
 
 
-def _forward(subject: ScoringContext, batch: Mapping[str, Any]) -> float:
-    """Return the seconds of the second of two forward passes, which has no set-up."""
+def _forward(subject: ScoringContext, batch: Mapping[str, Any], *, precise: bool = False) -> float:
+    """Return the seconds of the second of two forward passes, which has no set-up.
+
+    Args:
+        precise: Whether to run in single precision, as scores do, not in that of the trainer.
+    """
     seconds = 0.0
     for _ in range(2):
-        with subject.at_rest(), torch.no_grad():
+        precision = nullcontext() if precise else subject.trainer.precision_plugin.forward_context()
+        with subject.at_rest(), torch.no_grad(), precision:
             start = perf_counter()
             subject.task.losses(subject.backbone, batch)
             seconds = perf_counter() - start

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -41,6 +42,9 @@ def show_run(console: Console, run: RunDirectory, results: Results, described: M
         _say(console, f"the closed heads are zeros in the pruned model and were not removed: {reason}")
     if described["wandb_mode"] == "offline":
         console.print(f"W&B (offline): upload with  wandb sync {run.path / 'wandb'}/offline-run-*")
+    if not is_dense(described["method"]) and all(row.method != "random" for row in results.rows):
+        added = f"--compare posthoc --existing resume --run_dir {shlex.quote(str(run.path))}"
+        _say(console, f"random heads, entropy and other scores, and a curve of quality against heads: add {added}")
     dense = pd.Series([row[f"test_{main}"] for row in described["dense"].values()], dtype=float)
     of_majority = shown(main, majority[main]) if main in majority else None
     nothing = nothing_learned(shown(main, dense.head(1)), of_majority, unit(main))

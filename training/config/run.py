@@ -90,14 +90,14 @@ class EndOfRun:
     """Comparison of a run's mask with other methods at its end.
 
     Args:
-        compare: The comparison at the end of the run: none, every method's mask on the dense model (posthoc), or also after
-            retraining (full).
+        compare: The comparison at the end of the run. none: the heads that the run chooses from, refitted. posthoc: also the
+            mask of every method, refitted random heads and the curve. full: also after retraining.
         retrained: The methods to retrain with --compare full (default: all).
         from_scratch: The methods whose mask --compare full also trains from scratch, for as many steps as the whole run.
         curve: The budgets of the post hoc curve, as fractions of all heads, or of each pruned kind.
     """
 
-    compare: Literal["none", "posthoc", "full"] = "posthoc"
+    compare: Literal["none", "posthoc", "full"] = "none"
     retrained: list[str] | None = None
     from_scratch: list[str] = field(default_factory=list)
     curve: list[float] = field(default_factory=lambda: [0.75, 0.5, 0.25, 0.125])

@@ -164,10 +164,14 @@ def token_cuts(lengths: Sequence[int], budget: int, *, multiple: int = 1) -> lis
 
 
 class SplitBatches(Sampler[list[int]]):
-    """One pass over a split in order of length, longest first, for one of several processes; every example once."""
+    """One pass over a split in order of length, longest first, for one of several processes; every example once.
 
-    def __init__(self, lengths: Sequence[int], batch_size: int, *, rank: int = 0, world: int = 1) -> None:
-        order = np.argsort(-np.asarray(lengths), kind="stable")[rank::world].tolist()
+    Args:
+        every: 2 for every second example in this order, and so on.
+    """
+
+    def __init__(self, lengths: Sequence[int], batch_size: int, *, every: int = 1, rank: int = 0, world: int = 1) -> None:
+        order = np.argsort(-np.asarray(lengths), kind="stable")[::every][rank::world].tolist()
         self.batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
 
     def __len__(self) -> int:
@@ -351,12 +355,17 @@ class TaskData(pl.LightningDataModule, ABC):
         """Return the loader of one of :attr:`more_tests`."""
         return self._split_loader(split, self.options.eval_batch_size)
 
-    def score_dataloader(self) -> DataLoader[Any]:
-        """Return the training examples on which heads are scored: a random choice of ``score_rows``."""
+    def score_dataloader(self, rows: int | None = None) -> DataLoader[Any]:
+        """Return the training examples on which heads are scored: a random choice of ``score_rows``.
+
+        Args:
+            rows: The largest number of them to return, spread evenly over all lengths. Default: all.
+        """
         if "score" not in self.splits:
-            rows = np.random.default_rng(self.seed).permutation(self.splits["train"].num_rows)[: self.options.score_rows]
-            self.splits["score"] = self.splits["train"].select(np.sort(rows))
-        return self._split_loader("score", self.score_batch_size)
+            chosen = np.random.default_rng(self.seed).permutation(self.splits["train"].num_rows)[: self.options.score_rows]
+            self.splits["score"] = self.splits["train"].select(np.sort(chosen))
+        every = 1 if rows is None else -(-self.splits["score"].num_rows // rows)
+        return self._split_loader("score", self.score_batch_size, every=every)
 
     def score_places(self) -> range:
         """Return the numbers of this process's examples of :meth:`score_dataloader` among those of all processes."""
@@ -395,9 +404,10 @@ class TaskData(pl.LightningDataModule, ABC):
             return processes.rank(), processes.world_size()
         return self.trainer.global_rank, self.trainer.world_size
 
-    def _split_loader(self, split: str, batch_size: int) -> DataLoader[Any]:
+    def _split_loader(self, split: str, batch_size: int, *, every: int = 1) -> DataLoader[Any]:
         rank, world = self._place()
-        return self._loader(split, SplitBatches(self.splits[split]["length"][:], batch_size, rank=rank, world=world))
+        lengths = self.splits[split]["length"][:]
+        return self._loader(split, SplitBatches(lengths, batch_size, every=every, rank=rank, world=world))
 
     def _loader(self, split: str, batches: Any, rows: Any = None) -> DataLoader[Any]:
         return RunLoader(

@@ -20,6 +20,7 @@ from torchmetrics import MeanMetric
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from gates.attention.modes import attention_to_train
 from gates.attention.sites import KINDS, find_attention
 from gates.errors import GateError
 from gates.gating.head_gates import HeadGates
@@ -429,11 +430,12 @@ class HeadPruner(pl.LightningModule):
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         seed_step_(self.gates, seed=self.seed, batch=batch_idx, rank=self.global_rank, device=self.device)
-        if self.teacher is None:
-            losses, _ = self.task.losses(self.backbone, batch)
-            task_loss = objective = self.task.batch_loss(losses, batch)
-        else:
-            task_loss, objective = self._taught(self.teacher, batch)
+        with attention_to_train(self.device):
+            if self.teacher is None:
+                losses, _ = self.task.losses(self.backbone, batch)
+                task_loss = objective = self.task.batch_loss(losses, batch)
+            else:
+                task_loss, objective = self._taught(self.teacher, batch)
         penalty = self.steering.penalty(self.ramp(self.global_step))
         loss = share_of_batch(self.task.batch_weight(batch), self.device) * objective + penalty
         check_finite(loss, self.trainer)

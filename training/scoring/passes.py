@@ -82,8 +82,9 @@ def refit(subject: ScoringContext, mask: Tensor, dense: Mapping[str, Tensor], se
         subject: The model with the weights that the mask is for. They are changed.
         mask: 0/1 ``[gates]``.
     """
-    aim = {name: dense[name].to(subject.device) for name, _ in subject.backbone.named_parameters()}
     with subject.at_rest():
+        own = subject.backbone.named_parameters()
+        aim = {name: other for name, one in own if not torch.equal(one, other := dense[name].to(subject.device))}
         batches = list(subject.thinned(search.rows))  # padded once for all projections
         return refit_(
             subject.gates,
@@ -98,7 +99,9 @@ def refit(subject: ScoringContext, mask: Tensor, dense: Mapping[str, Tensor], se
 
 
 def _run(subject: ScoringContext, batch: Batch) -> object:
-    return subject.task.losses(subject.backbone, batch)
+    """Run the model in the trainer's precision; sums over many positions average its rounding out."""
+    with subject.trainer.precision_plugin.forward_context():
+        return subject.task.losses(subject.backbone, batch)
 
 
 def mean_outputs(subject: ScoringContext) -> list[Tensor]:

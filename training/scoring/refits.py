@@ -89,8 +89,9 @@ def quality(subject: ScoringContext, mask: Tensor) -> float:
     batches = limit if isinstance(limit, int) else int(limit * len(loader))
     metrics = subject.task.metrics("select").to(subject.device)
     with subject.at_rest(), subject.gates.use(mask.to(subject.device)), torch.no_grad():
-        for batch in islice(subject.on_device(loader, "selection split", bar=False), batches):
-            _, logits = subject.task.losses(subject.backbone, batch)
+        for batch in islice(subject.on_device(loader, bar=False), batches):
+            with subject.trainer.precision_plugin.forward_context():
+                _, logits = subject.task.losses(subject.backbone, batch)
             subject.task.update(metrics, subject.backbone, batch, logits)
     return float(metrics.compute()[subject.task.main_metric])
 

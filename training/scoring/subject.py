@@ -90,7 +90,7 @@ class ScoringContext:
         """Iterate over the scoring data of this process, on its device."""
         return self.on_device(self.data.score_dataloader(), description, bar=bar)
 
-    def on_device(self, batches: Iterable[Batch], description: str, *, bar: bool = True) -> Iterator[Batch]:
+    def on_device(self, batches: Iterable[Batch], description: str = "", *, bar: bool = True) -> Iterator[Batch]:
         """Iterate over batches on the device, with or without a bar of progress."""
         for batch in progress.track(batches, description) if bar else batches:
             yield move_data_to_device(batch, self.device)
@@ -100,14 +100,7 @@ class ScoringContext:
 
         The choice does not depend on the number of processes.
         """
-        places = self.data.score_places()
-        step, first = -(-places.stop // rows), 0
-        for batch in self.batches(bar=False):
-            own = torch.tensor(places[first : first + len(batch["labels"])])
-            first += len(own)
-            chosen = (own % step == 0).nonzero().flatten().to(self.device)
-            if len(chosen):
-                yield {name: tensor[chosen] for name, tensor in batch.items()}
+        return self.on_device(self.data.score_dataloader(rows), bar=False)
 
     def summed(self, values: Tensor) -> Tensor:
         """Return the sum of a tensor over all processes, on the device."""

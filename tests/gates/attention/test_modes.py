@@ -1,9 +1,11 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gates.attention.intercept import observe_head_outputs
-from gates.attention.modes import evaluating
+from gates.attention.modes import attention_to_train, evaluating
 from gates.gating.head_gates import HeadGates
 from gates.scores.ablation import ablate
 from gates.scores.attention import AttentionConfidence, AttentionEntropy
@@ -26,6 +28,38 @@ def test_every_module_gets_its_own_mode_back_also_after_an_error():
     with pytest.raises(ZeroDivisionError):
         fail()
     assert [module.training for part in (model, other) for module in part.modules()] == modes
+
+
+def fused_dtypes(dropout_p=0.0, precision=torch.bfloat16):
+    """Return the dtypes of queries in PyTorch's fused attention, of its output, and the gradient of the queries."""
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, 3, 5, 4, requires_grad=True) for _ in range(3))
+    bias, seen = torch.randn(2, 1, 5, 5), set()
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if "attention" in str(func):
+                seen.add(args[0].dtype)
+            return func(*args, **(kwargs or {}))
+
+    with Seen(), torch.autocast("cpu", precision, enabled=precision != torch.float32), attention_to_train(torch.device("cpu")):
+        output = scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout_p)
+    output.sum().backward()
+    return seen, output.dtype, query.grad
+
+
+def test_attention_to_train_is_in_float32_under_autocast():
+    seen, dtype, gradient = fused_dtypes()
+    assert (seen, dtype) == ({torch.float32}, torch.bfloat16)
+    alone, dtype, expected = fused_dtypes(precision=torch.float32)
+    assert (alone, dtype) == ({torch.float32}, torch.float32)
+    torch.testing.assert_close(gradient, expected)  # far closer than in bfloat16
+
+
+def test_attention_with_dropout_is_left_to_autocast():
+    seen, dtype, _ = fused_dtypes(dropout_p=0.5)
+    assert torch.float32 not in seen
+    assert dtype == torch.bfloat16
 
 
 def losses_of(model, batch):

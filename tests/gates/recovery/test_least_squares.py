@@ -3,7 +3,7 @@ import torch
 
 from gates.errors import GateError
 from gates.recovery import least_squares
-from gates.recovery.least_squares import ProjectionMoments, add_products_, best_ridge, fit, squared_error
+from gates.recovery.least_squares import ProjectionMoments, best_ridge, fit, squared_error
 
 
 def sample(positions=200, features=5, outputs=3):
@@ -101,17 +101,17 @@ def test_products_in_single_precision_lose_nothing_to_large_means(dtype):
     x, y, _ = (part.float() for part in sample())
     x, y = (x / 1000 + 3).to(dtype), (y / 1000 - 2).to(dtype)
     exact = x.double().T @ y.double()
-    found = torch.full((5, 3), 7.0, dtype=torch.float64)
+    gathered = ProjectionMoments(5, 3)
     with torch.autocast("cpu", torch.bfloat16):
-        add_products_(found, x, y)
-    found -= 7
+        gathered.update(x, y)
+    found = gathered.xy.clone()
     spread = (x.double() - x.double().mean(0)).T @ (y.double() - y.double().mean(0))
     assert float((found - exact).abs().max()) < 1e-4 * float(spread.abs().max())
     if dtype == torch.float32:
         assert float((x.T @ y - exact).abs().max()) > 100 * float((found - exact).abs().max())
-    before = found.clone()
-    add_products_(found, x[:0], y[:0])
-    assert torch.equal(found, before)
+    gathered.update(x[:0], y[:0])
+    assert torch.equal(gathered.xy, found)
+    assert gathered.positions == len(x)
 
 
 def test_inputs_that_follow_from_others_are_no_obstacle():
