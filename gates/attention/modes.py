@@ -74,7 +74,8 @@ def attention_to_train(device: torch.device) -> AbstractContextManager[object]:
 class _SingleAttention(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
-        if func is scaled_dot_product_attention and args and not named.get("dropout_p"):
+        is_fused = func is scaled_dot_product_attention and args and not named.get("dropout_p")
+        if is_fused and torch.is_autocast_enabled("cpu") and args[0].dtype != torch.float64:
             args, named = tree_map_only(Tensor, _as_single, (args, dict(named)))
             with torch.autocast("cpu", enabled=False):
                 return func(*args, **named).to(torch.get_autocast_dtype("cpu"))

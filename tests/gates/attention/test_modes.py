@@ -56,6 +56,14 @@ def test_attention_to_train_is_in_float32_under_autocast():
     torch.testing.assert_close(gradient, expected)  # far closer than in bfloat16
 
 
+def test_attention_outside_of_autocast_keeps_its_precision():
+    query = torch.randn(2, 3, 5, 4)
+    with torch.autocast("cpu", torch.bfloat16), attention_to_train(torch.device("cpu")):
+        assert scaled_dot_product_attention(*[query.double()] * 3).dtype == torch.float64
+        with torch.autocast("cpu", enabled=False):
+            assert scaled_dot_product_attention(query, query, query).dtype == torch.float32
+
+
 def test_attention_with_dropout_is_left_to_autocast():
     seen, dtype, _ = fused_dtypes(dropout_p=0.5)
     assert torch.float32 not in seen

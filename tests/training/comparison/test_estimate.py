@@ -23,8 +23,8 @@ def experiments_of(folder, **options):
 @pytest.fixture
 def seconds(monkeypatch):
     """A function that returns the estimate in seconds, by a stand-in in which every forward pass takes a second."""
-    monkeypatch.setattr(module, "_forward", lambda subject, batch, precise=False: 1.0)
-    monkeypatch.setattr(module, "duration", lambda seconds: f"{seconds:g}")
+    monkeypatch.setattr(module, "_forward", lambda subject, batch, half: 1.0)
+    monkeypatch.setattr(module, "duration", str)
 
     def seconds(experiments, plan, **more):
         said = estimate(experiments, plan, **more)
@@ -73,6 +73,17 @@ def test_a_run_counts_the_choices_that_it_tries(seconds, tmp_path):
     alone = seconds(experiments, [])
     rivals = [seconds(experiments, [PlanEntry(Method.parse(name), None, ("post hoc",))]) - alone for name in CHEAP_RIVALS]
     assert best - learned == pytest.approx(sum(rivals))
+
+
+@pytest.mark.parametrize(
+    ("precision", "seconds", "is_named"), [("32-true", 0.5, True), ("32-true", 0.9, False), ("bf16-mixed", 0.5, False)]
+)
+def test_a_precision_in_which_this_machine_is_much_faster_is_named(tmp_path, monkeypatch, precision, seconds, is_named):
+    monkeypatch.setattr(module, "_forward", lambda subject, batch, half: seconds if half else 1.0)
+    setup = make_setup()
+    setup = replace(setup, trainer=replace(setup.trainer, precision=precision))
+    experiments = Experiments(setup, make_data(), cache=ExperimentCache(tmp_path))
+    assert ("--trainer.precision bf16-mixed is faster here" in estimate(experiments, [])) == is_named
 
 
 def test_a_run_that_continues_says_no_time(tmp_path):
