@@ -267,7 +267,7 @@ def refitted_to(trained: TrainedModel, mask: Tensor, dense: LoadedRun) -> tuple[
     gates detached.
     """
     aim = {name: parameter.detach() for name, parameter in trained.model.named_parameters()}
-    before = quality(dense, torch.ones(dense.gates.size))
+    before = quality(dense, torch.ones(dense.gates.size)).metric
     found = refit_if_better_(dense, trained.gates.to_gates(mask), RefitOptions(), aim)
     dense.gates.detach()
     after, of_dense = (quantity(dense.metric, value) for value in (found.reached, before))

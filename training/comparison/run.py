@@ -114,11 +114,11 @@ def choose_heads(selector: MaskSelector, own: Method, budget: Budget | None, opt
 
 
 def best_refitted(selector: MaskSelector, methods: Sequence[Method], budget: Budget) -> tuple[Method, dict[str, float]]:
-    """Return the method with ``+refit`` whose refit is best on the selection split, the first of equals, and all metrics."""
+    """Return the method with ``+refit`` whose refit is best on the selection split, and all metrics, the best first."""
     refits = {method: selector.select(method, budget).refit for method in methods}
-    reached = {method.name: refit.result["reached"] for method, refit in refits.items() if refit is not None}
-    gain = selector.experiments.pruner.task.gain
-    return max(refits, key=lambda method: gain(reached[method.name])), reached
+    results = {method: refit.result for method, refit in refits.items() if refit is not None}
+    best_first = sorted(results, key=lambda method: selector.goodness(results[method]), reverse=True)
+    return best_first[0], {method.name: results[method]["reached"] for method in best_first}
 
 
 def budget_of(experiments: Experiments, own: Method) -> Budget:

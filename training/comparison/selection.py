@@ -288,12 +288,16 @@ class MaskSelector:
 
     def _best_refit(self, selection: Selection, masks: Sequence[Tensor], *, post_hoc: bool) -> tuple[int, Selection]:
         """Return the index of the mask with the best refit, the first of equals, and the selection with the cost of all."""
-        gains = list[float]()
+        gains = list[tuple[float, float]]()
         for mask in masks:
             refit = self._refit(selection, mask, post_hoc)
-            gains.append(self.experiments.pruner.task.gain(refit.result["reached"]))
+            gains.append(self.goodness(refit.result))
             selection = selection.refit_paid(mask, refit)
         return gains.index(max(gains)), selection
+
+    def goodness(self, refit: Mapping[str, Any]) -> tuple[float, float]:
+        """Return the key of a choice among refits: the metric, then the loss, as metrics on small splits are often equal."""
+        return self.experiments.pruner.task.gain(refit["reached"]), -refit["loss"]
 
     def _refit(self, selection: Selection, mask: Tensor, post_hoc: bool) -> Experiment:
         start, changes = (self.experiments.dense(), {}) if post_hoc else (selection.start, selection.changes)

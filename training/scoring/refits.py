@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torchmetrics import MeanMetric
 
 from gates.errors import GateError
 from training.config import RefitOptions
@@ -24,6 +25,13 @@ class RefitError(GateError):
     """Say why the weights of a model cannot be refitted."""
 
 
+class Quality(NamedTuple):
+    """Hold the main metric and the mean loss of an example, of all processes."""
+
+    metric: float
+    loss: float
+
+
 @dataclass(frozen=True)
 class Refit:
     """The result of a refit.
@@ -32,11 +40,13 @@ class Refit:
         is_applied: Whether the weights are the refitted ones. They stay as they were where the refit makes the model worse.
         refitted: The main metric on the selection split after the refit.
         unrefitted: The metric with the mask alone.
+        loss: The loss on the selection split with the weights that stay.
     """
 
     is_applied: bool
     refitted: float
     unrefitted: float
+    loss: float
     cost: Cost
 
     @property
@@ -47,7 +57,7 @@ class Refit:
     def as_result(self) -> dict[str, Any]:
         """Return the JSON of an experiment."""
         numbers = {"is_applied": self.is_applied, "refitted": self.refitted, "unrefitted": self.unrefitted}
-        return numbers | {"reached": self.reached} | self.cost.as_row()
+        return numbers | {"reached": self.reached, "loss": self.loss} | self.cost.as_row()
 
 
 def refit_if_better_(subject: ScoringContext, mask: Tensor, search: RefitOptions, dense: Mapping[str, Tensor]) -> Refit:
@@ -73,27 +83,29 @@ def refit_if_better_(subject: ScoringContext, mask: Tensor, search: RefitOptions
             raise RefitError(f"{subject.device} has too little memory for a refit on {search.rows} rows") from error
         refitted = quality(subject, mask)
     gain, metric = subject.task.gain, subject.task.main_metric
-    is_applied = not math.isnan(refitted) and (math.isnan(alone) or gain(refitted) >= gain(alone))
+    is_applied = not math.isnan(refitted.metric) and (math.isnan(alone.metric) or gain(refitted.metric) >= gain(alone.metric))
     if not is_applied:
         use_weights_(subject, start)
         progress.notice(
-            f"{metric} on the selection split is {quantity(metric, alone)} with a mask of {int(mask.sum())} alone and "
-            f"{quantity(metric, refitted)} after the refit, so these weights stay as they were"
+            f"{metric} on the selection split is {quantity(metric, alone.metric)} with a mask of {int(mask.sum())} alone and "
+            f"{quantity(metric, refitted.metric)} after the refit, so these weights stay as they were"
         )
-    return Refit(is_applied, refitted, alone, cost.cost)
+    loss = (refitted if is_applied else alone).loss
+    return Refit(is_applied, refitted.metric, alone.metric, loss, cost.cost)
 
 
-def quality(subject: ScoringContext, mask: Tensor) -> float:
-    """Return the main metric of all processes on the selection split with a mask ``[gates]``."""
+def quality(subject: ScoringContext, mask: Tensor) -> Quality:
+    """Return the quality on the selection split with a mask ``[gates]``."""
     loader, limit = subject.data.val_dataloader(), subject.trainer.limit_val_batches
     batches = limit if isinstance(limit, int) else int(limit * len(loader))
-    metrics = subject.task.metrics("select").to(subject.device)
+    metrics, loss = subject.task.metrics("select").to(subject.device), MeanMetric().to(subject.device)
     with subject.at_rest(), subject.gates.use(mask.to(subject.device)), torch.no_grad():
         for batch in islice(subject.on_device(loader, bar=False), batches):
             with subject.trainer.precision_plugin.forward_context():
-                _, logits = subject.task.losses(subject.backbone, batch)
+                losses, logits = subject.task.losses(subject.backbone, batch)
             subject.task.update(metrics, subject.backbone, batch, logits)
-    return float(metrics.compute()[subject.task.main_metric])
+            loss.update(losses)
+    return Quality(float(metrics.compute()[subject.task.main_metric]), float(loss.compute()))
 
 
 def copied_weights(subject: ScoringContext) -> dict[str, Tensor]:

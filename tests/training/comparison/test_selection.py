@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from gates.search.sampled_masks import spread_ranks
 from tests.training.runs import make_pruner
 from training.comparison.cache import Experiment
 from training.comparison.methods import LEARNED, Method
+from training.comparison.run import best_refitted
 from training.comparison.selection import MaskSelector
 from training.config import RefitOptions, RestartSearch
 
@@ -68,7 +70,7 @@ class GivenExperiments:
     def refit(self, mask, search, *, start, changes):
         self.searched.append(("refit", kept(mask), search.rows, start.key))
         cost = {"steps": 0, "seconds": 7.0, "peak_memory_mb": None}
-        return Experiment(f"refitted {kept(mask)}", Path(), {"reached": self.quality(mask.tolist()), **cost})
+        return Experiment(f"refitted {kept(mask)}", Path(), {"reached": self.quality(mask.tolist()), "loss": 0.0, **cost})
 
     def _searched(self, how, mask, scores, start):
         """Another mask: the same, turned by one place."""
@@ -296,3 +298,27 @@ def test_behind_refits_the_mask_of_the_best_refit_is_taken_and_each_refit_is_pai
     assert kept(found.mask) == mask
     assert found.refit.key == f"refitted {mask}"
     assert found.cost.seconds == 1.0 + 1.0 + 3.0 + 3 * 7.0
+
+
+@pytest.mark.parametrize(
+    ("reached", "losses", "expected"),
+    [
+        ([0.7, 0.8, 0.6], [0.1, 0.9, 0.1], ["obs+refit", "learned+refit", "his+refit"]),
+        ([0.7, 0.7, 0.7], [0.5, 0.4, 0.3], ["his+refit", "obs+refit", "learned+refit"]),  # a small split has ties
+        ([0.7, 0.7, 0.7], [0.5, 0.5, 0.5], ["learned+refit", "obs+refit", "his+refit"]),
+    ],
+)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_best_refit_is_that_of_the_metric_and_then_of_the_loss(reached, losses, expected, sign):
+    experiments = GivenExperiments(quality=lambda mask: 0.5)
+    experiments.pruner.task.lower_is_better = sign < 0
+    methods = [Method.parse(name) for name in ("learned+refit", "obs+refit", "his+refit")]
+    selector = MaskSelector(experiments, [4])
+    results = {
+        name: {"reached": sign * value, "loss": loss} for name, value, loss in zip(methods, reached, losses, strict=True)
+    }
+    selector.select = lambda method, budget: SimpleNamespace(refit=Experiment(method.name, Path(), results[method]))
+    best, found = best_refitted(selector, methods, Budget(4, {}))
+    assert best.name == expected[0]
+    assert found == {name: results[Method.parse(name)]["reached"] for name in expected}
+    assert list(found) == expected

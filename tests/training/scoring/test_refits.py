@@ -11,7 +11,7 @@ from tests.training.scoring.subjects import make_subject
 from training.config import RefitOptions
 from training.pruner.module import evaluate
 from training.scoring import passes, refits
-from training.scoring.refits import quality, refit_if_better_
+from training.scoring.refits import Quality, quality, refit_if_better_
 from training.stats.numbers import quantity
 
 MASK = torch.tensor([1.0, 0, 0, 1, 0, 1, 0, 0])
@@ -31,7 +31,9 @@ def test_quality_is_what_evaluation_says():
         subject.module.gates.set_mask_(MASK)
         expected = evaluate(make_trainer(limit_val_batches=1.0), subject.module, subject.data, ("select",))
     subject.module.gates.mode = "stochastic"
-    assert quality(subject, MASK) == pytest.approx(expected[f"select_{subject.task.main_metric}"], abs=1e-6)
+    assert quality(subject, MASK) == pytest.approx(
+        (expected[f"select_{subject.task.main_metric}"], expected["select_loss"]), abs=1e-6
+    )
     assert subject.module.gates.mode == "stochastic"
 
 
@@ -44,7 +46,8 @@ def test_the_weights_are_refitted_with_the_ridges_and_the_rows(monkeypatch):
     search = RefitOptions(ridges=[100.0, 0.01, 0.1], rows=8)
     found = refit_if_better_(one, MASK, search, dense)
     assert {fitted.ridge for fitted in seen[0]} <= set(search.ridges)
-    assert found.reached == found.refitted == quality(one, MASK)
+    assert found.reached == found.refitted == quality(one, MASK).metric
+    assert found.loss == quality(one, MASK).loss
     changed = [name for name, tensor in parameters_of(one).items() if not torch.equal(tensor, dense[name])]
     assert changed
     assert all("output.dense" in name for name in changed)
@@ -60,7 +63,7 @@ def scripted(monkeypatch):
             parameter.data.add_(1.0)
 
     def judged(*qualities):
-        left = list(map(float, qualities))
+        left = [Quality(float(each), loss) for each, loss in zip(qualities, (1.0, 2.0), strict=True)]
         monkeypatch.setattr(refits, "quality", lambda *_: left.pop(0))
 
     monkeypatch.setattr(refits, "refit", add)
@@ -88,6 +91,7 @@ def test_a_refit_that_is_worse_than_none_or_no_number_is_not_applied(scripted, c
     assert found.is_applied == is_applied
     expected = [sign * alone, sign * refitted, sign * (refitted if is_applied else alone)]
     assert [found.unrefitted, found.refitted, found.reached] == pytest.approx(expected, nan_ok=True)
+    assert found.loss == (2.0 if is_applied else 1.0)
     for name, parameter in parameters_of(subject).items():
         torch.testing.assert_close(parameter, dense[name] + is_applied, rtol=0, atol=0)
     if refitted == 0.4:

@@ -168,7 +168,7 @@ def test_a_refit_stays_if_it_lowers_perplexity(data):
     mask = torch.tensor([1.0, 0, 0, 1, 0, 1, 0, 0])
     found = refit_if_better_(subject, mask, RefitOptions(rows=8), dense)
     assert found.is_applied == (found.refitted <= found.unrefitted)
-    assert quality(subject, mask) == pytest.approx(min(found.refitted, found.unrefitted), rel=1e-5)
+    assert quality(subject, mask).metric == pytest.approx(min(found.refitted, found.unrefitted), rel=1e-5)
 
 
 @pytest.mark.parametrize(
