@@ -64,6 +64,26 @@ def test_every_option_that_is_not_free_is_compared(full_run, tmp_path):
     assert free >= {"run_dir", "save_every", "wandb.mode", "trainer.enable_progress_bar", "compare", "curve"}
 
 
+@pytest.mark.parametrize(
+    ("began", "now", "is_refused"),
+    [
+        ("none", "posthoc", False),
+        ("posthoc", "full", False),
+        ("full", "full", False),
+        ("posthoc", "none", True),
+        ("full", "none", True),
+    ],
+)
+def test_a_comparison_is_not_replaced_by_a_shorter_one(tmp_path, began, now, is_refused):
+    """As a resumed run without ``--compare`` would do."""
+    run = resumed(tmp_path, {"compare": began})
+    if not is_refused:
+        check_same_options(run, yaml.safe_dump({"compare": now}))
+        return
+    with pytest.raises(GateError, match=f"by the shorter one of --compare {now}; give --compare {began}, or another --run_dir"):
+        check_same_options(run, yaml.safe_dump({"compare": now}))
+
+
 @pytest.mark.parametrize(("began", "now"), [(1, 1.0), (True, 1), ({"encoder": 1}, {"encoder": 1.0})])
 def test_equal_values_of_other_types_are_other_options(began, now, tmp_path):
     """A budget of 1 is one head, and of 1.0 all of them."""
@@ -124,7 +144,7 @@ def stop_between_tables(monkeypatch):
 def test_a_run_that_is_stopped_between_its_tables_is_not_taken_for_finished(full_run, tmp_path, monkeypatch, capsys):
     """Though all of an earlier comparison's are there."""
     run = shutil.copytree(full_run[0], tmp_path / "run")
-    arguments = ["--config", write_config(tmp_path), "--run_dir", str(run)]
+    arguments = ["--config", write_config(tmp_path), "--run_dir", str(run), "--compare", "full", "--curve", "[0.75]"]
     with monkeypatch.context() as patch:
         stop_between_tables(patch)
         with pytest.raises(Stopped):

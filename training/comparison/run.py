@@ -349,7 +349,8 @@ def fit(line: CommandLine) -> RunDirectory:
         if run.resumes:
             check_same_options(run, resolved)
             if is_finished(run, resolved):
-                progress.notice(f"the run in {str(run.path)!r} is already finished; give another --run_dir for a new run")
+                more = "give --compare posthoc or full for more rows, or another --run_dir for a new run"
+                progress.notice(f"the run in {str(run.path)!r} is already finished; {more}")
                 return run
         setup = replace(setup, wandb=processes.in_first(lambda: reachable(setup.wandb)))  # before there is anything to lose
         again = "" if setup.run.run_dir is not None else f"--run_dir {shlex.quote(str(run.path))} "

@@ -44,7 +44,7 @@ def show_run(console: Console, run: RunDirectory, results: Results, described: M
         console.print(f"W&B (offline): upload with  wandb sync {run.path / 'wandb'}/offline-run-*")
     if not is_dense(described["method"]) and all(row.method != "random" for row in results.rows):
         added = f"--compare posthoc --existing resume --run_dir {shlex.quote(str(run.path))}"
-        _say(console, f"random heads, entropy and other scores, and a curve of quality against heads: add {added}")
+        _say(console, f"to compare with random heads and more scores, and for a curve, repeat this command with {added}")
     dense = pd.Series([row[f"test_{main}"] for row in described["dense"].values()], dtype=float)
     of_majority = shown(main, majority[main]) if main in majority else None
     nothing = nothing_learned(shown(main, dense.head(1)), of_majority, unit(main))
@@ -60,7 +60,8 @@ def table_of(results: Results, described: Mapping[str, Any], main: str, majority
     """Return the rows of a run as a table: metrics in percent where that is usual, and the difference to the dense model."""
     assert results.pruner is not None
     rows = [row.as_columns() for row in sorted(results.rows, key=lambda row: STAGES.index(row.stage))]
-    dense = next((row[f"test_{main}"] for row in rows if is_dense(row["method"])), float("nan"))
+    of_dense = {row["stage"]: row[f"test_{main}"] for row in rows if is_dense(row["method"])}
+    dense = of_dense.get(POST_HOC, float("nan"))
     table = Table(title=f"{described['kept']} of {results.pruner.gates.heads} heads kept; {main}{unit(main)}")
     columns = ["method", "stage", "heads", "select", "test", "- dense", "test loss", "steps", "time"]
     if CACHE in rows[0]:
@@ -73,7 +74,8 @@ def table_of(results: Results, described: Mapping[str, Any], main: str, majority
     for row in rows:
         value = row[f"test_{main}"]
         cells = [row["method"], row["stage"], str(row["heads"]), number(main, row[f"select_{main}"]), number(main, value)]
-        cells += ["" if is_dense(row["method"]) else signed(shown(main, value - dense)), f"{row['test_loss']:.4f}"]
+        difference = signed(shown(main, value - of_dense.get(row["stage"], dense)))
+        cells += ["" if is_dense(row["method"]) else difference, f"{row['test_loss']:.4f}"]
         cells += [str(row[CACHE])] if CACHE in row else []
         cells += [str(row["steps"]), duration(row["seconds"])]
         table.add_row(*cells, style="bold" if row["method"] == described["method"] else None)

@@ -64,6 +64,8 @@ FREE_WHEN_RESUMED = (
     *AT_THE_END,
 )  # fmt: skip
 """Options, or beginnings of them, that change no result of the training, so that a resumed run may have others."""
+COMPARISONS = ("none", "posthoc", "full")
+"""The values of ``compare``, each with the rows of those before it."""
 FORMAT = 9
 """The version of runs and experiments. Raise it when their meaning or computation changes."""
 RUN_INPUTS = "run_inputs.json"
@@ -83,12 +85,18 @@ INPUTS = {
 
 
 def check_same_options(run: RunDirectory, resolved: str) -> None:
-    """Raise :class:`GateError` if a resumed run has other options than its beginning, except for free ones."""
+    """Raise :class:`GateError` if a resumed run compares less, or has other options than its beginning but for free ones."""
     began, now = _options_of(run), flat_options(yaml.safe_load(resolved))
     if difference := _first_difference(began, now, began.keys() | now.keys(), FREE_WHEN_RESUMED):
         raise GateError(
             f"--existing resume continues a run with the same options, but {difference}; give "
             f"--config {run.path / CONFIG}, or another --run_dir"
+        )
+    before, wanted = began.get("compare"), now.get("compare")
+    if before in COMPARISONS and wanted in COMPARISONS[: COMPARISONS.index(before)]:
+        raise GateError(
+            f"--existing resume would replace the comparison of --compare {before} by the shorter one of --compare {wanted}; "
+            f"give --compare {before}, or another --run_dir"
         )
 
 

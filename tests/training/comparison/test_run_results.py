@@ -6,10 +6,11 @@ import pytest
 
 from training.comparison.methods import Method, mask_found_by
 from training.comparison.run import source_of
-from training.comparison.terminal import gates_sentence
+from training.comparison.terminal import gates_sentence, table_of
 from training.config import PrunerOptions
 from training.config.data import ParallelText, Synthetic, Text
 from training.report.captions import outcome
+from training.stats.numbers import signed
 from training.tasks.classification import Regression
 
 
@@ -76,3 +77,26 @@ def test_a_model_card_names_a_refit_that_was_applied(is_refitted):
     assert found.startswith("the heads of the highest obs; ")
     assert found.endswith("weights not trained with the mask")
     assert ("refitted" in found) == is_refitted
+
+
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_a_row_is_compared_with_the_dense_model_of_its_stage(is_trained):
+    """With the one that trained as long, if the dense model was trained too."""
+    known = {("dense", "post hoc"): 0.6, ("his", "post hoc"): 0.5, ("dense", "retrained"): 0.8, ("his", "retrained"): 0.7}
+    if not is_trained:
+        known.pop(("dense", "retrained"))
+    common = {"heads": 3, "select_accuracy": 0.5, "test_loss": 1.0, "steps": 0, "seconds": 0.0}
+    rows = [
+        SimpleNamespace(
+            stage=stage,
+            as_columns=lambda one=(method, stage): (
+                dict(zip(("method", "stage"), one, strict=True)) | common | {"test_accuracy": known[one]}
+            ),
+        )
+        for method, stage in known
+    ]
+    pruner = SimpleNamespace(gates=SimpleNamespace(heads=8), options=SimpleNamespace(retrain=1.0))
+    table = table_of(SimpleNamespace(rows=rows, pruner=pruner), {"kept": 3, "method": "his"}, "accuracy", {})
+    column = next(column for column in table.columns if column.header == "- dense")
+    expected = {("his", "post hoc"): -10.0, ("his", "retrained"): -10.0 if is_trained else 10.0}
+    assert list(column.cells) == [signed(expected[one]) if one in expected else "" for one in known]
