@@ -64,8 +64,8 @@ def evaluation_copy(module: nn.Module) -> tuple[nn.Module, dict[nn.Module, nn.Mo
 def attention_to_train(device: torch.device) -> AbstractContextManager[object]:
     """Compute fused attention in float32 during a ``with`` block, under autocast on a CPU.
 
-    There its backward pass in bfloat16 takes up to six times as long as in float32 (PyTorch 2.13), half of the time of a step
-    of frozen weights. Attention with dropout is not fused and stays as it is.
+    There its backward pass in bfloat16 takes up to six times as long as in float32 (PyTorch 2.13). That was half of a step
+    with frozen weights. Attention with dropout is not fused and stays as it is.
     """
     is_slow = device.type == "cpu" and torch.is_autocast_enabled("cpu")
     return _SingleAttention() if is_slow else nullcontext()

@@ -51,7 +51,7 @@ class Pieces:
 def estimate(experiments: Experiments, plan: Sequence[PlanEntry], *, seeds: int = 1, points: int = 0, refits: int = 0) -> str:
     """Return in a sentence how long a run or a comparison takes; empty if that is unknown.
 
-    It is known on one CPU, for models whose batches take seconds at most and that do not generate texts, and unknown where
+    It is known on one CPU, for models whose batches take seconds at most and that do not generate texts. It is unknown where
     experiments are stored already.
 
     Args:

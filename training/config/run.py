@@ -90,8 +90,8 @@ class EndOfRun:
     """Comparison of a run's mask with other methods at its end.
 
     Args:
-        compare: The comparison at the end of the run. none: the heads that the run chooses from, refitted. posthoc: also the
-            mask of every method, refitted random heads and the curve. full: also after retraining.
+        compare: The rows of the table at the end. With none, these are the heads that the run chooses from. With posthoc, also
+            the masks of the other methods, refitted random heads and the curve. With full, also retrained models.
         retrained: The methods to retrain with --compare full (default: all).
         from_scratch: The methods whose mask --compare full also trains from scratch, for as many steps as the whole run.
         curve: The budgets of the post hoc curve, as fractions of all heads, or of each pruned kind.
