@@ -206,7 +206,8 @@ def _quality(contents: ReportData) -> list[Picture]:
     if contents.curve is not None and f"select_{metric}" in contents.curve:
         lower = contents.lower_is_better
         figure = quality_by_budget(contents.curve, contents.comparison, metric=metric, lower_is_better=lower)
-        caption = f"Left, the mask alone: {metric} on the selection split by heads kept. Right, the retrained models. One seed."
+        left, right = ("Left, the mask", " Right, the retrained models.") if len(figure.axes) > 1 else ("The mask", "")
+        caption = f"{left} alone: {metric} on the selection split by heads kept.{right} One seed."
         found.append(Picture("curve", "quality", figure, caption, wide=True))
     return found
 

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
@@ -336,6 +337,11 @@ def test_a_whole_run_has_all_pictures_and_nothing_is_missing(run, run_report):
     assert contents.missing == []
     masks = {entry["method"]: entry["mask"] for entry in json.loads((run / "masks.json").read_text())}
     assert {method: contents.kept(method, 3).values.tolist() for method in METHODS} == masks
+    untrained = replace(contents, comparison=contents.comparison.query("stage == 'post hoc'"))
+    for given, panels in ((contents, 2), (untrained, 1)):  # the caption describes the panels that there are
+        curve = next(picture for picture in pictures_of(given) if picture.name == "curve")
+        assert len(curve.figure.axes) == panels
+        assert ("Right, the retrained models." in curve.caption) == (panels == 2)
 
 
 def test_with_a_budget_per_kind_random_masks_keep_it_too():
