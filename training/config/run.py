@@ -85,6 +85,10 @@ class ScratchTraining:
         check_range(self, "from_scratch_epochs", "from_scratch_learning_rate", above=0, prefix="--")
 
 
+Compared = Literal["none", "posthoc", "full"]
+"""The comparisons at the end of a run, each with the rows of those before it."""
+
+
 @dataclass(frozen=True)
 class EndOfRun:
     """Comparison of a run's mask with other methods at its end.
@@ -97,7 +101,7 @@ class EndOfRun:
         curve: The budgets of the post hoc curve, as fractions of all heads, or of each pruned kind.
     """
 
-    compare: Literal["none", "posthoc", "full"] = "none"
+    compare: Compared = "none"
     retrained: list[str] | None = None
     from_scratch: list[str] = field(default_factory=list)
     curve: list[float] = field(default_factory=lambda: [0.75, 0.5, 0.25, 0.125])

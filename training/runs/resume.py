@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
 from gates.errors import GateError, first_line
 from training.config import RunOptions
+from training.config.run import Compared
 from training.config.yaml_text import read_yaml
 from training.runs.directory import AT_THE_END, CONFIG, METRICS, RunDirectory
 from training.runs.hashing import key_of
@@ -64,8 +65,6 @@ FREE_WHEN_RESUMED = (
     *AT_THE_END,
 )  # fmt: skip
 """Options, or beginnings of them, that change no result of the training, so that a resumed run may have others."""
-COMPARISONS = ("none", "posthoc", "full")
-"""The values of ``compare``, each with the rows of those before it."""
 FORMAT = 9
 """The version of runs and experiments. Raise it when their meaning or computation changes."""
 RUN_INPUTS = "run_inputs.json"
@@ -93,7 +92,8 @@ def check_same_options(run: RunDirectory, resolved: str) -> None:
             f"--config {run.path / CONFIG}, or another --run_dir"
         )
     before, wanted = began.get("compare"), now.get("compare")
-    if before in COMPARISONS and wanted in COMPARISONS[: COMPARISONS.index(before)]:
+    values = get_args(Compared)  # from the shortest on
+    if before in values and wanted in values[: values.index(before)]:
         raise GateError(
             f"--existing resume would replace the comparison of --compare {before} by the shorter one of --compare {wanted}; "
             f"give --compare {before}, or another --run_dir"

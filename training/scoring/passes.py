@@ -70,9 +70,7 @@ def rescale(subject: ScoringContext, mask: Tensor, *, rows: int = 512) -> Tensor
         ``[gates]``, float64 on the CPU; 0 where the mask is.
     """
     with subject.at_rest():
-        return rescaled_gates(
-            subject.gates, mask, partial(subject.thinned, rows), partial(_run, subject), subject.valid_queries
-        )
+        return rescaled_gates(subject.gates, mask, partial(subject.thinned, rows), subject.outputs, subject.valid_queries)
 
 
 def refit(subject: ScoringContext, mask: Tensor, dense: Mapping[str, Tensor], search: RefitOptions) -> list[Refitted]:
@@ -90,18 +88,12 @@ def refit(subject: ScoringContext, mask: Tensor, dense: Mapping[str, Tensor], se
             subject.gates,
             mask,
             lambda: batches,
-            partial(_run, subject),
+            subject.outputs,  # sums over many positions average the rounding of half precision out
             subject.valid_queries,
             ridge=search.ridges,
             feed_forward=search.feed_forward,
             dense=aim,
         )
-
-
-def _run(subject: ScoringContext, batch: Batch) -> object:
-    """Run the model in the trainer's precision; sums over many positions average its rounding out."""
-    with subject.trainer.precision_plugin.forward_context():
-        return subject.task.losses(subject.backbone, batch)
 
 
 def mean_outputs(subject: ScoringContext) -> list[Tensor]:

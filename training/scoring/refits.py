@@ -101,8 +101,7 @@ def quality(subject: ScoringContext, mask: Tensor) -> Quality:
     metrics, loss = subject.task.metrics("select").to(subject.device), MeanMetric().to(subject.device)
     with subject.at_rest(), subject.gates.use(mask.to(subject.device)), torch.no_grad():
         for batch in islice(subject.on_device(loader, bar=False), batches):
-            with subject.trainer.precision_plugin.forward_context():
-                losses, logits = subject.task.losses(subject.backbone, batch)
+            losses, logits = subject.outputs(batch)
             subject.task.update(metrics, subject.backbone, batch, logits)
             loss.update(losses)
     return Quality(float(metrics.compute()[subject.task.main_metric]), float(loss.compute()))

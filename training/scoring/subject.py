@@ -113,6 +113,11 @@ class ScoringContext:
         by_kind = self.task.valid_queries(batch)
         return {site.name: by_kind.get(site.kind) for site in self.gates.sites}
 
+    def outputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return per-example losses ``[batch]`` and logits, in the trainer's precision."""
+        with self.trainer.precision_plugin.forward_context():
+            return self.task.losses(self.backbone, batch)
+
     def losses(self, batch: Batch) -> Tensor:
         """Return per-example losses ``[batch]``, without autocast: half precision would lose small gradients of gates."""
         return self.task.losses(self.backbone, batch)[0]
