@@ -2,7 +2,8 @@
 
     python notebooks/levers.py FOLDER [--only NAME --only NAME] -- --config FILE --budgets 9 --seeds 0,1 ...
 
-where the arguments after ``--`` are those of ``training compare``, without ``--methods`` and ``--run_dir``. With
+where the arguments after ``--`` are those of ``training compare``, without ``--methods`` and ``--run_dir``. Among them
+``--model.prune`` changes the steps of the gates. With
 ``--stages "post hoc"`` among them no mask is trained on. Writes FOLDER/levers.csv, a row for each lever, stage and budget, and
 FOLDER/verdict.md, the same as a table. Comparisons share their experiments, so the same command continues a stopped one.
 """
@@ -43,8 +44,6 @@ LEVERS: dict[str, tuple[str, list[str]]] = {
     "best of several draws": ("learned+draws", []),
     "together with the weights": ("learned(pipelined=false)", []),
     "gate learning rate 0.1": ("learned", ["--model.gate_learning_rate", "0.1"]),
-    "50 steps, with a refit": ("learned+refit", ["--model.min_prune_steps", "50"]),
-    "200 steps, with a refit": ("learned+refit", ["--model.min_prune_steps", "200"]),
     "refined by swaps, with a refit": ("learned+swap+refit", []),
     "best of several draws, with a refit": ("learned+draws+refit", []),
     "half the training, with a refit": ("learned+refit", ["--model.retrain", "0.45"]),

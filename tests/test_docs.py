@@ -214,7 +214,7 @@ def test_the_site_builds_without_a_warning_and_loads_nothing(tmp_path):
     assert not re.search(r":\w+:<code>", reference)
     assert {name for name in gates.__all__ if f'id="gates.{name}"' not in reference} == set()
     options = (tmp_path / "site" / "reference" / "options.html").read_text(encoding="utf-8")
-    assert "--model.min_prune_steps" in options
+    assert "--model.min_steps" in options
     pages = list((tmp_path / "site").rglob("*.html"))
     assert len(pages) > len(list(DOCS.rglob("*.md")))  # with the page for what is not found
     for page in pages:

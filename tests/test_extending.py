@@ -16,7 +16,7 @@ PAGE = (Path(__file__).parents[1] / "docs" / "howto" / "extending.md").read_text
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', flags=re.DOTALL | re.MULTILINE)
 FILES = {title: text for _, title, text in BLOCK.findall(PAGE) if title}
 COMMANDS = [shlex.split(line) for kind, _, text in BLOCK.findall(PAGE) if kind == "bash" for line in text.splitlines()]
-SHORTER = {"finetune: 20": "finetune: 1", "rows: 1024": "rows: 64", "  retrain: 1\n": "  retrain: 1\n  min_prune_steps: 0\n"}
+SHORTER = {"finetune: 20": "finetune: 1", "rows: 1024": "rows: 64", "  retrain: 1\n": "  retrain: 1\n  min_steps: 0\n"}
 
 
 @pytest.fixture(scope="module")

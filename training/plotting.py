@@ -208,16 +208,20 @@ def heads_within_loss(search: Mapping[str, Any], metric: str, gate: str) -> Figu
     Args:
         gate: The unit of budgets: a head, or a group of heads.
     """
-    points, measure = pd.DataFrame(search["points"]), "points" if unit(metric) else "percent"
+    points = pd.DataFrame(search["points"])
     figure = Figure(figsize=(6, 3.6), layout="constrained")
     axes = figure.subplots()
     ends = [points["loss"] - points["low"], points["high"] - points["loss"]]
-    style: dict[str, Any] = {"color": OF_METHODS["learned"], "marker": "o", "markersize": 4, "linewidth": 1.2, "capsize": 2.5}
+    style: dict[str, Any] = {"color": INK, "marker": "o", "markersize": 4, "linewidth": 1.2, "capsize": 2.5}
     axes.errorbar(points["heads"], points["loss"], yerr=ends, label=search["method"], **style)
     axes.axhline(0, color=INK, linewidth=0.8)
     axes.axhline(search["max_loss"], color=INK, linestyle=":", label=f"max_loss {search['max_loss']:g}")
-    axes.axvline(search["budget"], color=OF_METHODS["his"], linestyle="--", label=f"budget {search['budget']}")
-    axes.set(xlabel=f"{gate}s kept", ylabel=f"loss of {metric} ({measure})", title="Selection split, against the dense model")
+    axes.axvline(search["budget"], color=INK, linestyle="--", label=f"budget {search['budget']}")
+    axes.set(
+        xlabel=f"{gate}s kept",
+        ylabel=f"loss of {metric} ({search['measure']})",
+        title="Selection split, against the dense model",
+    )
     axes.grid(visible=True)
     axes.legend()
     return figure

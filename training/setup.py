@@ -30,6 +30,7 @@ from training.pruner.module import HeadPruner
 from training.runs import processes, progress
 from training.runs.directory import CONFIG
 from training.runs.launched import is_first_process, launched
+from training.stats.numbers import listed
 from training.tasks import names_of_classes, read_config, stated_labels
 from training.tasks.classification import SentenceTask
 from training.tasks.encoder_decoder import check_longest
@@ -77,14 +78,18 @@ def open_data(setup: Setup, checkpoint: str | None = None) -> TaskData:
     return data
 
 
-def with_min_prune_steps(setup: Setup, data: TaskData) -> Setup:
-    """Return the setup with a prune phase that has the least number of steps; a limit on training batches has precedence."""
+def with_min_steps(setup: Setup, data: TaskData) -> Setup:
+    """Return the setup with phases that have the least number of steps; a limit on training batches has precedence."""
     options, trainer = setup.model, setup.trainer
-    if not options.prune or trainer.limit_train_batches is not None:
+    if trainer.limit_train_batches is not None:
         return setup
     batches = len(data.batches_of_run(epochs=1.0, first=0, rank=processes.rank(), world=processes.world_size()))
-    epochs = options.min_prune_steps * (trainer.accumulate_grad_batches or 1) / batches
-    return replace(setup, model=replace(options, prune=max(options.prune, epochs)))
+    least = options.min_steps * (trainer.accumulate_grad_batches or 1) / batches
+    short = {phase: epochs for phase in ("finetune", "prune", "retrain") if 0 < (epochs := getattr(options, phase)) < least}
+    if short:
+        instead = listed([f"{epochs:g} ({phase})" for phase, epochs in short.items()])
+        progress.notice(f"{options.min_steps} steps ({least:.3g} epochs) instead of {instead}, because of --model.min_steps")
+    return replace(setup, model=replace(options, **dict.fromkeys(short, least)))
 
 
 def check_limits(setup: Setup, data: TaskData) -> None:

@@ -35,7 +35,7 @@ model:
   unit: group
   budget: 2
   finetune: 1
-  min_prune_steps: 0
+  min_steps: 0
   refit: false
   prune: 1
   retrain: 1

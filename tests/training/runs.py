@@ -41,7 +41,7 @@ model:
   prune: 1
   retrain: 1
   learning_rate: 1.0e-3
-  min_prune_steps: 0
+  min_steps: 0
   refit: false
 data:
   class_path: Synthetic

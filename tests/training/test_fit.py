@@ -82,6 +82,9 @@ def test_the_comparison_has_every_method_at_the_same_budget_and_cost(full_run):
     assert own["method"] == "learned"
     assert own["result"]["test_accuracy"] == pytest.approx(learned["test_accuracy"], abs=1e-9)
     assert own["dense"]["post hoc"]["test_loss"] == table.iloc[0]["test_loss"]
+    lost = learned["test_accuracy"] - own["dense"]["retrained"]["test_accuracy"]  # of a dense model that trained as long
+    assert own["against_dense"]["difference"] == pytest.approx(lost)
+    assert "; against the retrained dense model " in outcome(own, "accuracy")["quality"]
     assert own["kept"] == 3 == sum(own["by_site"].values())
     assert (metrics["budgets"], metrics["seeds"], metrics["methods"]) == ([3], [0], ["dense", *METHODS])
     assert metrics["heads"] == metrics["gates"] == 8
@@ -515,7 +518,7 @@ def test_a_refitted_run_keeps_the_best_heads_on_the_selection_split(tmp_path, mo
     monkeypatch.setattr("training.report.captions.warnings", lambda metrics: iter(["it is slow"]))
     run = tmp_path / "run"
     given = ["--config", write_config(tmp_path), "--run_dir", str(run), "--compare", "none", "--curve", "[]"]
-    assert main([*given, "--model.refit", "true", "--model.keep", keep, "--model.min_prune_steps", "12"]) == 0
+    assert main([*given, "--model.refit", "true", "--model.keep", keep, "--model.min_steps", "12"]) == 0
     described = json.loads((run / "metrics.json").read_text())["run"]
     rows = pd.read_csv(run / "comparison.csv").set_index(["method", "stage"])
     if keep == "learned":
@@ -526,7 +529,7 @@ def test_a_refitted_run_keeps_the_best_heads_on_the_selection_split(tmp_path, mo
         assert list(reached.values()) == sorted(reached.values(), reverse=True)
         assert described["method"] == next(iter(reached))
         assert {name: rows.loc[(name, "post hoc"), "select_accuracy"] for name in reached} == pytest.approx(reached)
-        assert f"Kept the heads of {described['method']}: " in (run / "verdict.md").read_text()
+        assert f"Kept 3 heads, those of {described['method']}: " in (run / "verdict.md").read_text()
         second = described["lead"]["second"]
         assert described["lead"]["difference"] == pytest.approx(reached[described["method"]] - reached[second])
         assert reached[second] == sorted(reached.values())[1]

@@ -45,7 +45,7 @@ def run(backbone, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     path = folder / "half.yaml"
     path.write_text(
-        f"model: {{backbone: {backbone}, dtype: bfloat16, budget: 3, finetune: 0, prune: 1, retrain: 0, min_prune_steps: 0}}\n"
+        f"model: {{backbone: {backbone}, dtype: bfloat16, budget: 3, finetune: 0, prune: 1, retrain: 0, min_steps: 0}}\n"
         f"data: {{class_path: SyntheticDocuments, init_args: {json.dumps(ROWS)}}}\n"
         "trainer: {accelerator: cpu, enable_progress_bar: false}\nwandb: {mode: disabled}\ncompare: none\n"
     )

@@ -29,7 +29,7 @@ model:
   budget: {encoder: 3}
   freeze_while_pruning: [decoder, shared]
   finetune: 1
-  min_prune_steps: 0
+  min_steps: 0
   refit: false
   prune: 1
   retrain: 1

@@ -56,8 +56,8 @@ class Option:
 
 FURTHER = {
     "config": Option(
-        "config", "FILE", "YAML file with any of these options; several add up. Without one: the embedded default.yaml, "
-        "text.yaml for a model or files of your own, translation.yaml for parallel text."
+        "config", "FILE", "YAML file with any of these options; several add up. Without one, the kind of data decides: "
+        "text.yaml, causal_lm.yaml, translation.yaml and so on; without data, the embedded default.yaml."
     ),
     "data": Option("data", "|".join(KINDS), "kind of data; --data.train_file implies Text, --data.train_source ParallelText."),
 }  # fmt: skip

@@ -159,7 +159,10 @@ def options_of(checkpoint: Mapping[str, Any], path: str) -> PrunerOptions:
             settings["budget"] = TimeLimit.of_plain(settings["budget"])
         return PrunerOptions(**settings)
     except (KeyError, TypeError, ValueError) as error:
-        raise GateError(f"the run of {path!r} does not say with which options it was trained; run fit again") from error
+        raise GateError(
+            f"the options in {path!r} are not those of this version ({first_line(error)}); use the version that trained it, or "
+            "run fit again"
+        ) from error
 
 
 def choose_mask(

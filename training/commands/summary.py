@@ -176,16 +176,20 @@ def summarise(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def markdown(table: pd.DataFrame, costs: pd.DataFrame | None = None) -> str:
-    """Return a summary as a Markdown table, with the costs as further columns."""
+    """Return a summary as a Markdown table, with the costs as further columns. A single stage is named in the first line."""
     levels = [table.columns.get_level_values(name) for name in ("heads", "kinds")]
     titles = [f"{heads} heads" + (f" ({kinds})" if kinds else "") for heads, kinds in zip(*levels, strict=True)]
     table = table.set_axis(titles, axis="columns")
     if costs is not None:
         table = table.join(costs)
-    lines = ["| stage | method | " + " | ".join(table.columns) + " |", "| --- | --- |" + " --: |" * len(table.columns)]
-    for (stage, method), cells in zip(table.index, table.to_numpy(), strict=True):
-        lines.append(f"| {stage} | {method} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    stages = table.index.unique("stage")
+    if len(stages) == 1:
+        rows, first = [[method] for method in table.index.get_level_values("method")], [f"method, {stages[0]}"]
+    else:
+        rows, first = list(map(list, table.index)), ["stage", "method"]
+    lines = [[*first, *table.columns], ["---"] * len(first) + ["--:"] * len(table.columns)]
+    lines += [[*row, *cells] for row, cells in zip(rows, table.to_numpy(), strict=True)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def choose(rows: pd.DataFrame, stage: str | None, methods: Sequence[str] | None) -> pd.DataFrame:

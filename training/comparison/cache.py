@@ -173,7 +173,7 @@ def _checksums(folder: Path) -> dict[str, str]:
 
 ELSEWHERE = {
     "backbone", "from_scratch", "trust_remote_code", "allow_pickle", "dtype", "latency_table", "swaps", "refit", "keep",
-    "min_prune_steps", "checkpoint_activations",
+    "min_steps", "checkpoint_activations",
 }  # fmt: skip
 """Options of the module that are not part of identities. Some act through the model or the budget, which are part of every
 identity. Swaps and refits are modifiers of methods. The rest changes no result."""

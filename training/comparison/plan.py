@@ -37,7 +37,7 @@ from training.runs import progress
 from training.runs.cost import Cost
 from training.runs.stored import read_table
 from training.scoring.passes import Replacement
-from training.setup import open_data, with_min_prune_steps
+from training.setup import open_data, with_min_steps
 from training.stats.numbers import CACHE, CLOSED, counted
 
 DENSE = Method("dense")
@@ -382,7 +382,7 @@ class Comparison:
         """Return the experiments of a seed, and the selector of their masks."""
         setup = self.setup.with_seed(seed)
         data = open_data(setup)
-        experiments = Experiments(with_min_prune_steps(setup, data), data, cache=ExperimentCache(self.experiments))
+        experiments = Experiments(with_min_steps(setup, data), data, cache=ExperimentCache(self.experiments))
         selector = MaskSelector(experiments, self.budgets, **self.searches)
         check_budgets(self.budgets, selector.budgets, experiments.pruner.gates.size)
         pruner = experiments.pruner

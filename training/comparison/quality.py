@@ -13,7 +13,7 @@ from training.comparison.methods import Method
 from training.comparison.selection import MaskSelector
 from training.comparison.tables import compare_pair, metric_of
 from training.runs import progress
-from training.stats.numbers import counted, shown, unit
+from training.stats.numbers import counted, shown
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,16 @@ def fewest_heads(experiments: Experiments, method: Method, max_loss: float) -> t
         nearest, metric = points[max(points)], experiments.pruner.task.main_metric
         raise GateError(
             f"max_loss is {max_loss:g}, but {method.name} with {nearest.heads} of {gates.size} {gates.unit}s may lose up to "
-            f"{nearest.high:.2f}{unit(metric) or ' %'} of {metric} on the selection split; raise --model.max_loss, or "
+            f"{nearest.high:.2f} {measure_of(experiments.pruner.task)} of {metric} on the selection split; raise "
+            "--model.max_loss, or "
             "give a larger selection split"
         )
     return holds, [points[heads] for heads in sorted(points)]
+
+
+def measure_of(task: Task) -> str:
+    """Return what a loss of quality is counted in: points of the metric as it is shown, or percent of a perplexity."""
+    return "percent" if task.lower_is_better else "points"
 
 
 def quality_at(experiments: Experiments, selector: MaskSelector, method: Method, heads: int) -> QualityPoint:
@@ -78,6 +84,6 @@ def quality_at(experiments: Experiments, selector: MaskSelector, method: Method,
     files = (pruned.path / PREDICTIONS, dense.path / PREDICTIONS)
     values, _, found = compare_pair(*files, "select", metric_of(task, experiments.data))
     metric = task.main_metric
-    scale = 100 / float(values[1]) if task.lower_is_better else -shown(metric, 1.0)
+    scale = 100 / float(values[1]) if measure_of(task) == "percent" else -shown(metric, 1.0)
     low, high = sorted((scale * found.low, scale * found.high))
     return QualityPoint(heads, float(values[0]), scale * found.difference, low, high)

@@ -32,7 +32,7 @@ from training.comparison.experiments import Experiments, read_weights, weights_o
 from training.comparison.latency import achieved, keep_table, timed
 from training.comparison.methods import CHEAP_RIVALS, Method, check_given_masks, file_name, mask_found_by, own_method
 from training.comparison.plan import PlanEntry, curve_of_run, plan_of_run, retrained, run_seed
-from training.comparison.quality import fewest_heads
+from training.comparison.quality import fewest_heads, measure_of
 from training.comparison.selection import MaskSelector, Selection
 from training.comparison.tables import Results, against_dense, against_second, save_translations, score_columns, write_tables
 from training.comparison.terminal import show_run
@@ -50,7 +50,7 @@ from training.runs.directory import BUDGET_SEARCH, RunDirectory, is_finished, lo
 from training.runs.resume import check_same_inputs, check_same_options, checkpoint_of, identity_of, note_inputs
 from training.runs.tracking import lost_in_wandb, make_logger, reachable, versions
 from training.scoring.refits import RefitError
-from training.setup import make_pruner, open_data, quiet_libraries, start_launched, with_min_prune_steps
+from training.setup import make_pruner, open_data, quiet_libraries, start_launched, with_min_steps
 from training.tasks import base_model_name
 
 # The training of a run: one method, one budget and one seed of a comparison, with loggers.
@@ -90,6 +90,7 @@ def with_found_budget(experiments: Experiments, run: RunDirectory) -> Experiment
         found = {
             "budget": heads,
             "max_loss": options.max_loss,
+            "measure": measure_of(experiments.pruner.task),
             "method": method.name,
             "points": [asdict(one) for one in points],
         }
@@ -449,7 +450,7 @@ def train_and_compare(
 def open_experiments(setup: Setup, plan: Sequence[PlanEntry], run: RunDirectory) -> Experiments:
     """Read the data, build the model and check the options against both."""
     data = open_data(setup, checkpoint_of(setup.run, run))
-    setup = with_min_prune_steps(timed(setup, run, data), data)
+    setup = with_min_steps(timed(setup, run, data), data)
     if setup.model.budget == AUTO:
         setup = setup.with_budget(0.25)  # until the dense model is trained
     if setup.model.refit and setup.model.why_not_refitted:

@@ -274,20 +274,22 @@ def with_outcome(text: str, metrics: Mapping[str, Any]) -> str:
 def against_dense(results: Results, kept: Method) -> dict[str, float | bool]:
     """Return the test metric of the run's final model and its difference to the dense model, with 95 % intervals.
 
-    ``select_lost`` says whether the final model is worse on the selection split, beyond the interval there. The intervals are
-    of a paired bootstrap over examples. The result is empty for a dense model.
+    A retrained model is compared with the retrained dense model, if there is one (``retrained``). ``select_lost`` says whether
+    the final model is worse on the selection split, beyond the interval there. The intervals are of a paired bootstrap over
+    examples. The result is empty for a dense model.
     """
     assert results.pruner is not None
     if kept.base == "dense":
         return {}
-    dense, final = results.post_hoc("dense"), results.last_row(kept.name)
+    final = results.last_row(kept.name)
+    dense = results.last_row("dense") if final.stage == RETRAINED else results.post_hoc("dense")
     metric = metric_of(results.pruner.task, results.data)
     values, replicates, found = compare_pair(final.predictions, dense.predictions, "test", metric)
     low, high = np.quantile(replicates[:, 0], [0.025, 0.975])
     ends = {"difference": found.difference, "difference_low": found.low, "difference_high": found.high}
     _, _, chosen = compare_pair(final.predictions, dense.predictions, "select", metric)
     ends["select_lost"] = max(map(results.pruner.task.gain, (chosen.low, chosen.high))) < 0
-    return {"value": float(values[0]), "low": float(low), "high": float(high), **ends}
+    return {"value": float(values[0]), "low": float(low), "high": float(high), **ends, "retrained": dense.stage == RETRAINED}
 
 
 def against_second(results: Results, reached: Mapping[str, float]) -> dict[str, Any]:

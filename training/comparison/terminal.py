@@ -91,16 +91,16 @@ def sentences(described: Mapping[str, Any], metrics: Mapping[str, Any]) -> Itera
         yield latency_sentence(described["latency"])
         if more := faster_with_more(described["latency"]):
             yield more
-    if text := gates_sentence(described["gates"], "a millisecond" if "latency" in described else "an open one"):
+    if text := gates_sentence(described["gates"], "a millisecond" if "latency" in described else "an open gate"):
         yield text
 
 
-def gates_sentence(learned: Mapping[str, Any], unit_of_price: str = "an open one") -> str:
+def gates_sentence(learned: Mapping[str, Any], unit_of_price: str = "an open gate") -> str:
     """Return how many gates training closed and the final price of a gate; empty if nothing was trained."""
     if not learned or not learned["price"]:  # a price that was given, and the exact top K, leave no gate to a budget
         return ""
     closed, by_gates = learned["closed"], learned["closed_by_gates"]
-    text = f"of {counted(closed, 'closed gate')}, {by_gates} closed in training"
-    text += f" and {closed - by_gates} at its end, the lowest first" if by_gates < closed else ""
+    text = f"training closed {by_gates} of {counted(closed, 'gate')}"
+    text += f", and their ranking the last {closed - by_gates}" if by_gates < closed else ""
     text += f"; {HINT}" if by_gates < ENOUGH * closed else ""
     return f"{text}; price of {unit_of_price} at the end: {', '.join(f'{each:.3g}' for each in learned['price'])}"

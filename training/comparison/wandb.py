@@ -27,13 +27,14 @@ TABLES = ("comparison", "summary", "statistics", "agreement")
 def send_run(logger: WandbLogger, run: RunDirectory, results: Results, described: Mapping[str, Any]) -> None:
     """Send the end of a run: its comparison as a Table, its pictures as media, and its results as the summary.
 
-    The pruned model, the masks and the tables are artifacts.
+    The verdict is its notes. The pruned model, the masks and the tables are artifacts.
     """
     table = results.table()
     logger.log_table("comparison", dataframe=table)
     for picture in sorted((run.path / "plots").glob("*.png")):
         logger.log_image(f"plots/{picture.stem}", [str(picture)])
     experiment: wandb.Run = logger.experiment
+    experiment.notes = (run.path / "verdict.md").read_text(encoding="utf-8")
     majority = run.read_json("metrics.json").get("majority", {})
     of_majority = {f"test/{name}/majority_class": value for name, value in majority.items()}
     experiment.summary.update(summary_of_run(table, described, run.read_json("metrics.json")["main_metric"]) | of_majority)
@@ -51,7 +52,7 @@ def summary_of_run(rows: pd.DataFrame, described: Mapping[str, Any], main_metric
     """Return a run's results by flat names, as charts and sweeps use them.
 
     ``test/METRIC/METHOD`` is the metric of a method after retraining, if it was retrained. ``post_hoc/test/METRIC/METHOD`` is
-    the metric with its mask alone. ``test/METRIC/drop`` is the loss of quality against the dense model, above 0 for a worse
+    the metric before that. ``test/METRIC/drop`` is the loss of quality against the dense model, above 0 for a worse
     model whatever the metric. ``select/METRIC`` is the own method's metric on the selection
     split, because the last value in training is not that of the final model. The final model's test metric has an interval
     (``low``, ``high``), and so has its difference to the dense model. ``cost/speed/batch_N`` compares its
@@ -137,7 +138,7 @@ def send_comparison(run: RunDirectory, options: WandbOptions, config: Mapping[st
     for part in TABLES:
         whole.log({part: wandb.Table(dataframe=read_table(run.path / f"{part}.csv"))})
     summary = read_table(run.path / "summary.csv")
-    for picture in sorted(path for path in (run.path / "figures").iterdir() if path.suffix == ".png"):
+    for picture in sorted((run.path / "figures").glob("*.png")):
         whole.log({f"figures/{picture.stem}": wandb.Image(str(picture))})
     whole.notes = (run.path / "verdict.md").read_text(encoding="utf-8")
     whole.summary.update(summary_of_comparison(summary, main_metric))

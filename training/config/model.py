@@ -88,7 +88,7 @@ class Gating:
     """The gates, their training, and the number of heads that stay.
 
     Args:
-        budget: The heads to keep: a count (18), a fraction (0.25), either per kind ({encoder: 10}), ``auto``, or a time (12ms,
+        budget: The heads to keep: a count (18), a fraction (0.25), one of these per kind ({encoder: 10}), ``auto``, or a time (12ms,
             0.7x of dense). Then ``hard-concrete`` gates pay a price for each expected open head, or for its
             milliseconds. The price is solved for after every step, so that their number falls to the budget. ``auto`` keeps the
             fewest heads that hold the quality of the dense model to within ``max_loss``.
@@ -185,11 +185,10 @@ class Phases:
             budget.
         swaps: The number of passes over training data (1,024 examples) of a search by swaps, such as 40; 0 for no search. It
             refines the learned mask before the weights are retrained (see :mod:`gates.search.swaps`).
-        min_prune_steps: The least number of optimiser steps of the prune phase. On small data ``prune`` epochs are too few
-            steps for gates to close; the phase is then longer.
+        min_steps: The least number of optimiser steps of each phase that is not 0. On small data, few epochs are too few steps
+            for the weights to learn the task and for the gates to close; the phase is then longer, and the run says so.
         refit: Whether to refit the weights behind the kept heads to the dense model before they are retrained: by least
-            squares, without training (see :mod:`gates.recovery.refit`). Where some weights are frozen, the run continues
-            without a refit and says so.
+            squares, without training (see :mod:`gates.recovery.refit`). With weights in bfloat16, or with ``freeze`` or ``freeze_while_pruning``, the run skips the refit and says so.
         keep: The heads that a run with ``refit`` keeps: ``best``, the best of the learned heads, HIS and obs on the selection
             split, each refitted; or ``learned``, those of the gates.
     """
@@ -200,13 +199,13 @@ class Phases:
     ramp: float = 0.6
     pipelined: bool | None = None
     swaps: float = 0.0
-    min_prune_steps: int = 100
+    min_steps: int = 100
     refit: bool = True
     keep: Literal["best", "learned"] = "best"
 
     def __post_init__(self) -> None:
         check_range(self, "finetune", "prune", "retrain", least=0, most=1_000_000)
-        check_range(self, "min_prune_steps", least=0)
+        check_range(self, "min_steps", least=0)
         if self.swaps != 0 and not MIN_SWAP_PASSES <= self.swaps < math.inf:
             raise GateError(
                 f"swaps is {self.swaps}; expected 0 for no search, or at least {MIN_SWAP_PASSES} passes, for example 40"

@@ -16,10 +16,10 @@ from training.stats.verdict import nothing_learned, regime
 FASTER = 1.02
 """The least ratio of dense to pruned latency that counts as faster: less is within the noise of the measurement."""
 STAGE_TITLES = {
-    "post hoc": "mask only (post hoc)",
-    "post hoc with means": "mask only, closed heads at their mean",
-    "post hoc with optimal constants": "mask only, closed heads at fitted constants",
-    "post hoc with uniform attention": "mask only, closed heads attend uniformly",
+    "post hoc": "without training (post hoc)",
+    "post hoc with means": "without training, closed heads at their mean",
+    "post hoc with optimal constants": "without training, closed heads at fitted constants",
+    "post hoc with uniform attention": "without training, closed heads attend uniformly",
     "retrained": "retrained with the mask",
     "retrained from dense": "retrained with the mask, all equally long",
     "retrained at equal total cost": "retrained, finding the mask paid for",
@@ -44,13 +44,13 @@ def outcome(run: Mapping[str, Any], metric: str) -> dict[str, str]:
         point = next(point for point in search["points"] if point["heads"] == search["budget"])
         sentences["budget"] = (
             f"{search['budget']} is the smallest budget tried whose {search['method']} loses at most {search['max_loss']:g} "
-            f"{'points' if unit(metric) else '%'} of {metric} on the selection split; it loses {point['loss']:.2f} "
+            f"{search['measure']} of {metric} on the selection split; it loses {point['loss']:.2f} "
             f"(95 % interval {point['low']:.2f} to {point['high']:.2f}); the upper end decides"
         )
     if reached := run.get("selection"):
         best = run["method"]
         others = ", ".join(f"{name} {number(metric, value)}" for name, value in reached.items() if name != best)
-        kept = f"kept the heads of {best}: {metric} on the selection split is {quantity(metric, reached[best])}"
+        kept = f"kept {counted(run['kept'], 'head')}, those of {best}: {metric} on the selection split is {quantity(metric, reached[best])}"
         lead, last = run.get("lead") or {}, run.get("result", {}).get(f"select_{metric}", reached[best])
         is_unsure = bool(lead) and lead["low"] <= 0 <= lead["high"]
         chance = f"; the difference to {lead['second']} there is not significant" if is_unsure else ""
@@ -63,8 +63,8 @@ def outcome(run: Mapping[str, Any], metric: str) -> dict[str, str]:
         low, high = (number(metric, found[name]) for name in ("low", "high"))
         lost = [signed(shown(metric, found[f"difference{end}"])) for end in ("", "_low", "_high")]
         sentences["quality"] = (
-            f"test {metric} {quantity(metric, found['value'])} (95 % interval {low} to {high}); against the dense model "
-            f"{lost[0]} (95 % interval {lost[1]} to {lost[2]})"
+            f"test {metric} {quantity(metric, found['value'])} (95 % interval {low} to {high}); against the "
+            f"{'retrained ' if found.get('retrained') else ''}dense model {lost[0]} (95 % interval {lost[1]} to {lost[2]})"
         )
     if size := run.get("cost"):
         faster = ", ".join(f"{row['ratio']:.2f} x at batch size {row['batch_size']}" for row in size["latency"])

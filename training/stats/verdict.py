@@ -13,7 +13,7 @@ from training.stats.significance import SEEDS_FOR_A_CLAIM, SIGNIFICANCE, RankTes
 
 ENOUGH = 0.9
 """The share of the closed heads that gates should close themselves."""
-HINT = "more steps of the gates (--model.prune, --model.min_prune_steps) leave less to the rank"
+HINT = "more steps (--model.prune, --model.min_steps) close more in training"
 
 
 def closed_by_gates_sentence(summary: pd.DataFrame, unit: str = "head") -> str:

@@ -13,7 +13,11 @@ from training.comparison.cache import ExperimentCache
 from training.comparison.experiments import Experiments
 from training.comparison.methods import Method
 from training.comparison.quality import QualityPoint, fewest_heads
+from training.report.captions import outcome
 from training.runs.directory import RunDirectory
+from training.tasks.causal_lm import CausalLM
+from training.tasks.classification import Regression
+from training.tasks.translation import Translation
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +49,18 @@ def test_a_loss_is_that_of_the_selection_split_in_points(experiments):
     for point in points:
         assert point.loss == pytest.approx(100 * (dense - point.value))
         assert point.low <= point.loss <= point.high
+
+
+def test_a_loss_is_in_points_unless_lower_is_better(tmp_path):
+    """Also of a metric without a unit, such as BLEU."""
+    assert [quality.measure_of(task) for task in (Regression(), Translation(max_length=8), CausalLM())] == [
+        "points",
+        "points",
+        "percent",
+    ]
+    search = {"budget": 3, "method": "obs+refit", "max_loss": 1.0, "measure": "points"}
+    search["points"] = [{"heads": 3, "loss": 0.5, "low": 0.1, "high": 0.9}]
+    assert "loses at most 1 points of bleu" in outcome({"budget_search": search}, "bleu")["budget"]
 
 
 @pytest.mark.integration

@@ -39,21 +39,23 @@ def test_a_local_folder_is_named_by_its_last_part(tmp_path):
 
 
 def test_the_end_of_a_run_says_how_many_gates_closed_by_themselves_and_what_to_do_where_these_are_few():
-    gates, price = {"closed": 10, "closed_by_gates": 10, "price": [0.0125]}, "price of an open one at the end: 0.0125"
-    assert gates_sentence(gates) == f"of 10 closed gates, 10 closed in training; {price}"
-    nine = "of 10 closed gates, 9 closed in training and 1 at its end, the lowest first"
+    gates, price = {"closed": 10, "closed_by_gates": 10, "price": [0.0125]}, "price of an open gate at the end: 0.0125"
+    assert gates_sentence(gates) == f"training closed 10 of 10 gates; {price}"
+    nine = "training closed 9 of 10 gates, and their ranking the last 1"
     assert gates_sentence(gates | {"closed_by_gates": 9}) == f"{nine}; {price}"
     assert gates_sentence(gates | {"closed_by_gates": 8}) == (
-        "of 10 closed gates, 8 closed in training and 2 at its end, the lowest first; more steps of the gates (--model.prune, "
-        f"--model.min_prune_steps) leave less to the rank; {price}"
+        "training closed 8 of 10 gates, and their ranking the last 2; more steps (--model.prune, --model.min_steps) close more "
+        f"in training; {price}"
     )
     assert gates_sentence(gates | {"price": []}) == gates_sentence({}) == ""
 
 
 def test_the_choice_and_the_refits_that_were_dropped_are_stated():
-    run = {"method": "obs+refit", "selection": {"learned+refit": 0.5, "obs+refit": 0.6}, "refits_dropped": []}
+    run = {"method": "obs+refit", "kept": 3, "selection": {"learned+refit": 0.5, "obs+refit": 0.6}, "refits_dropped": []}
     said = outcome(run, "accuracy")
-    assert said["choice"] == "kept the heads of obs+refit: accuracy on the selection split is 60.00 % (learned+refit 50.00)"
+    assert (
+        said["choice"] == "kept 3 heads, those of obs+refit: accuracy on the selection split is 60.00 % (learned+refit 50.00)"
+    )
     assert "refit" not in said
     said = outcome(run | {"refits_dropped": ["learned+refit", "random+refit"]}, "accuracy")
     left_out = "is left out, because it was worse on the selection split than the mask alone"
@@ -63,7 +65,7 @@ def test_the_choice_and_the_refits_that_were_dropped_are_stated():
 
 
 def test_the_choice_says_whether_its_lead_may_be_chance():
-    run = {"method": "obs+refit", "selection": {"learned+refit": 0.5, "obs+refit": 0.6}}
+    run = {"method": "obs+refit", "kept": 3, "selection": {"learned+refit": 0.5, "obs+refit": 0.6}}
     lead = {"second": "learned+refit", "difference": 0.1, "low": -0.01, "high": 0.2}
     choices = [outcome(run | {"lead": lead | {"low": low}}, "accuracy")["choice"] for low in (-0.01, 0.01)]
     assert choices[0] == f"{choices[1]}; the difference to learned+refit there is not significant"

@@ -166,7 +166,7 @@ def arguments(files, tmp_path_factory):
     model = json.dumps(MODEL | {"n_layer": 1})
     data = json.dumps(SIZES | files | {"streaming": True, "train_blocks": 16, "kept_blocks": 12, "shuffle_buffer": 16})
     (folder / "stream.yaml").write_text(
-        f"model: {{from_scratch: {model}, budget: 2, finetune: 1, prune: 1, retrain: 1, min_prune_steps: 0, refit: false}}\n"
+        f"model: {{from_scratch: {model}, budget: 2, finetune: 1, prune: 1, retrain: 1, min_steps: 0, refit: false}}\n"
         f"data: {{class_path: Documents, init_args: {data}}}\n"
         "trainer: {accelerator: cpu, enable_progress_bar: false}\nwandb: {mode: disabled}\nsave_every: 3\n"
     )
