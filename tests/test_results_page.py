@@ -124,16 +124,16 @@ def test_what_a_refit_gives_back():
         "obs": [],
     }
     assert table.min(axis=None) >= 0.495
-    share = f"{100 * table.min(axis=None):.0f} to {100 * table.max(axis=None):.0f} % of the lost accuracy"
-    assert f"a refit returned {share} on four tasks" in REFIT
-    assert f"get {share} back" in PAGE
+    share = f"{100 * table.min(axis=None):.0f} to {100 * table.max(axis=None):.0f} %"
+    assert f"a refit returned {share} of the lost accuracy on four tasks" in REFIT
+    assert f"it returns {share} of the accuracy lost" in PAGE
 
 
 def test_three_refitted_masks_against_that_of_obs():
     means = [mean_of(task, "post hoc") for task in TASKS]
     ahead = [mean["obs+refit"] - mean[OURS] for mean in means]
     assert (round(min(ahead), 1), f"{max(ahead):.1f}") == (0, "0.4")
-    assert "`obs` and the best of three masks, two from gates, differ by at most 0.4 points" in PAGE
+    assert "which may take the mask of `obs`, differs by at most 0.4 points" in PAGE
     behind = [mean["obs+refit"] - mean["learned(start=obs)+refit"] for mean in means]
     assert f"Gates that start from `obs` are up to {max(behind):.1f} points behind it" in PAGE
 
@@ -168,8 +168,7 @@ def test_what_is_significant_after_training_on():
         assert above(f"{task}_from_dense", ON, 9, OURS) == ({"his", "hies", "learned"} if task == "sst2" else set())
         tests = pd.read_csv(RESULTS / f"{task}_from_dense" / "statistics.csv").query("stage == @ON and rival == 'random'")
         assert (tests["p_holm"] >= 0.05).all()
-    assert "On none of these is a method significantly above them" in PAGE
-    assert "12 on SICK, not significantly" in README
+    assert "12 on SICK. None of this is significant." in README
     mean = mean_of("sst2", ON)
     by = [mean["obs+refit"] - mean[name] for name in ("his", "hies", "his+refit", "learned")]
     assert f"and `learned` on SST-2, by {min(by):.1f} to {max(by):.1f} points" in PAGE
@@ -441,24 +440,59 @@ def test_what_refits_lose_without_training():
     by_obs = [lost[task][18, "obs+refit"] for task in TASKS]
     said = "`obs+refit` is {:.1f}, {:.1f}, {:.1f} and {:.1f} points below the dense model on agreement, SICK, SST-2 and TREC"
     assert said.format(*by_obs) in PAGE
-    assert f"With 18 heads `obs+refit` loses {min(by_obs):.1f} to {max(by_obs):.1f} points" in README
     assert all(loss[9, "obs+refit"] < 3 for loss in lost.values())
     missed = {(task, name): f"{lost[task][9, name]:.1f}" for task in TASKS for name in CHOSEN if lost[task][9, name] > 3}
     assert set(missed) == {
         ("sick", "hies+refit"), ("sst2", "hies+refit"), ("sst2", "his+refit"), ("sst2", "learned+refit"),
         ("trec", "learned+refit"),
     }  # fmt: skip
-    said = "HIS misses this on SST-2 ({sst2, his+refit}), HIES on SICK ({sick, hies+refit}) and SST-2 ({sst2, hies+refit}), "
-    said += "and `learned` on SST-2 ({sst2, learned+refit}) and TREC ({trec, learned+refit})"
+    said = "HIS misses its limit on SST-2 ({sst2, his+refit}), HIES on SICK ({sick, hies+refit}) and SST-2 "
+    said += "({sst2, hies+refit}), and `learned` on SST-2 ({sst2, learned+refit}) and TREC ({trec, learned+refit})"
     for (task, name), loss in missed.items():
         said = said.replace(f"{{{task}, {name}}}", loss)
     assert said in PAGE
     at_18 = {(task, name): lost[task][18, name] for task in TASKS for name in CHOSEN if lost[task][18, name] > 1.5}
     assert list(at_18) == [("sst2", "learned+refit")]
-    assert f"At 18 heads only `learned` on SST-2 misses 1.5 points ({at_18['sst2', 'learned+refit']:.1f})" in PAGE
+    assert f"At 18 heads only `learned` on SST-2 misses it ({at_18['sst2', 'learned+refit']:.1f})" in PAGE
     behind = [refits_of(task)[2][9] for task in TASKS]
     said = "random heads are {:.1f}, {:.1f}, {:.1f} and {:.1f} points behind the best on the four tasks"
     assert said.format(*behind) in PAGE
+
+
+def kept_by_fit(task):
+    """The mean accuracy by heads of the best of three refitted choices on the selection split, as a run keeps it."""
+    rows = rows_of(f"{task}_seeds")
+    three = rows[rows["method"].isin(["learned+refit", "obs+refit", "his+refit"])]
+    kept = [
+        max(group.to_dict("records"), key=lambda row: (row["select_accuracy"], -row["select_loss"]))
+        for _, group in three.groupby(["seed", "heads"])
+    ]
+    return 100 * pd.DataFrame(kept).groupby("heads")["test_accuracy"].mean()
+
+
+def test_what_fit_keeps_without_training():
+    lost, ahead = {}, []
+    for task in TASKS:
+        mean, kept = refits_of(task)[0], kept_by_fit(task)
+        lost[task] = mean[72, "dense"] - kept
+        ahead.append(kept - mean.xs("obs+refit", level="method"))
+    table = pd.DataFrame(lost)
+    least, most = table.min(axis=1), table.max(axis=1)
+    each = [f"{least[heads]:.1f} to {most[heads]:.1f}" for heads in (18, 9, 4)]
+    assert "which loses {} points at 18 heads, {} at 9 and {} at 4".format(*each) in PAGE
+    assert "The best of three loses {} points with 18 heads and {} with 9".format(*each[:2]) in README
+    assert most[18] < 1.5
+    assert most[9] < 3  # as the goals say that it meets
+    said = "At 4 heads the best of three is {:.1f}, {:.1f}, {:.1f} and {:.1f} points ahead of `obs+refit`"
+    assert said.format(*(abs(by[4]) for by in ahead)) in PAGE
+    assert min(by[18] for by in ahead) == ahead[1][18]
+    assert f"At 18 heads on SICK it is {-ahead[1][18]:.1f} behind" in PAGE
+
+
+def test_learned_gates_are_seldom_ahead_of_a_cheap_score_behind_a_refit():
+    by = pd.concat([refits_of(task)[0] for task in TASKS], keys=TASKS).unstack("method")
+    cases = by.dropna(subset=["obs+refit"])
+    assert f"in {(cases['obs+refit'] > cases['learned+refit']).sum()} of {len(cases)} cases" in README
 
 
 def test_the_goal_of_the_loss_after_training():

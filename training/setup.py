@@ -89,7 +89,8 @@ def with_min_steps(setup: Setup, data: TaskData) -> Setup:
     if short:
         instead = listed([f"{epochs:g} ({phase})" for phase, epochs in short.items()])
         progress.notice(f"{options.min_steps} steps ({least:.3g} epochs) instead of {instead}, because of --model.min_steps")
-    return replace(setup, model=replace(options, **dict.fromkeys(short, least)))
+    longer: dict[str, Any] = dict.fromkeys(short, least)
+    return replace(setup, model=replace(options, **longer))
 
 
 def check_limits(setup: Setup, data: TaskData) -> None:

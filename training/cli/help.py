@@ -33,10 +33,12 @@ IN_ORDER_OF_USE: dict[str, tuple[str, ...]] = {
         "data", "data.train_file", "data.test_file", "data.select_file", "data.text_column", "data.label_column",
         "data.pair_column", "data.dataset", "data.batch_size", "data.max_length",
     ),
-    "Which heads stay": ("model.budget", "model.price", "model.unit", "model.gate", "model.swaps"),
+    "Which heads stay": (
+        "model.budget", "model.max_loss", "model.keep", "model.price", "model.unit", "model.gate", "model.swaps",
+    ),
     "Training": (
-        "model.finetune", "model.prune", "model.retrain", "model.refit", "model.learning_rate", "model.distil",
-        "trainer.accelerator", "trainer.devices", "trainer.precision", "trainer.limit_train_batches",
+        "model.finetune", "model.prune", "model.retrain", "model.min_steps", "model.refit", "model.learning_rate",
+        "model.distil", "trainer.accelerator", "trainer.devices", "trainer.precision", "trainer.limit_train_batches",
     ),
     "Comparison at the end": ("compare", "retrained", "curve"),
     "The run": ("config", "name", "run_dir", "existing", "seed", "wandb.mode", "wandb.project"),

@@ -14,6 +14,7 @@ from training.comparison.selection import MaskSelector
 from training.comparison.tables import compare_pair, metric_of
 from training.runs import progress
 from training.stats.numbers import counted, shown
+from training.tasks.base import Task
 
 
 @dataclass(frozen=True)

@@ -88,8 +88,8 @@ class Gating:
     """The gates, their training, and the number of heads that stay.
 
     Args:
-        budget: The heads to keep: a count (18), a fraction (0.25), one of these per kind ({encoder: 10}), ``auto``, or a time (12ms,
-            0.7x of dense). Then ``hard-concrete`` gates pay a price for each expected open head, or for its
+        budget: The heads to keep: a count (18), a fraction (0.25), one of these per kind ({encoder: 10}), ``auto``, or a time
+            (12ms, 0.7x of dense). Then ``hard-concrete`` gates pay a price for each expected open head, or for its
             milliseconds. The price is solved for after every step, so that their number falls to the budget. ``auto`` keeps the
             fewest heads that hold the quality of the dense model to within ``max_loss``.
         max_loss: The allowed loss on the selection split with ``budget: auto``, in points of the main metric, or in percent of
@@ -187,8 +187,9 @@ class Phases:
             refines the learned mask before the weights are retrained (see :mod:`gates.search.swaps`).
         min_steps: The least number of optimiser steps of each phase that is not 0. On small data, few epochs are too few steps
             for the weights to learn the task and for the gates to close; the phase is then longer, and the run says so.
-        refit: Whether to refit the weights behind the kept heads to the dense model before they are retrained: by least
-            squares, without training (see :mod:`gates.recovery.refit`). With weights in bfloat16, or with ``freeze`` or ``freeze_while_pruning``, the run skips the refit and says so.
+        refit: Whether to refit the projections behind the heads to the dense model's outputs before they are retrained: by
+            least squares, without training. With weights in bfloat16, or with ``freeze`` or
+            ``freeze_while_pruning``, the run skips the refit and says so.
         keep: The heads that a run with ``refit`` keeps: ``best``, the best of the learned heads, HIS and obs on the selection
             split, each refitted; or ``learned``, those of the gates.
     """

@@ -94,9 +94,9 @@ class EndOfRun:
     """Comparison of a run's mask with other methods at its end.
 
     Args:
-        compare: The rows of the table at the end. With none, these are the heads that the run chooses from. With posthoc, also
-            the masks of the other methods, refitted random heads and the curve. With full, also retrained models.
-        retrained: The methods to retrain with --compare full (default: all).
+        compare: The methods in the table at the end: none for the heads that the run chooses from, posthoc for all without
+            training, full for retrained ones too. With posthoc or full there is also a curve.
+        retrained: The methods to retrain with --compare full (default: all; text.yaml has three).
         from_scratch: The methods whose mask --compare full also trains from scratch, for as many steps as the whole run.
         curve: The budgets of the post hoc curve, as fractions of all heads, or of each pruned kind.
     """

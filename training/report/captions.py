@@ -50,7 +50,8 @@ def outcome(run: Mapping[str, Any], metric: str) -> dict[str, str]:
     if reached := run.get("selection"):
         best = run["method"]
         others = ", ".join(f"{name} {number(metric, value)}" for name, value in reached.items() if name != best)
-        kept = f"kept {counted(run['kept'], 'head')}, those of {best}: {metric} on the selection split is {quantity(metric, reached[best])}"
+        kept = f"kept {counted(run['kept'], 'head')}, those of {best}: {metric} on the selection split is "
+        kept += quantity(metric, reached[best])
         lead, last = run.get("lead") or {}, run.get("result", {}).get(f"select_{metric}", reached[best])
         is_unsure = bool(lead) and lead["low"] <= 0 <= lead["high"]
         chance = f"; the difference to {lead['second']} there is not significant" if is_unsure else ""

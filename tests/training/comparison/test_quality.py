@@ -51,13 +51,10 @@ def test_a_loss_is_that_of_the_selection_split_in_points(experiments):
         assert point.low <= point.loss <= point.high
 
 
-def test_a_loss_is_in_points_unless_lower_is_better(tmp_path):
+def test_a_loss_is_in_points_unless_lower_is_better():
     """Also of a metric without a unit, such as BLEU."""
-    assert [quality.measure_of(task) for task in (Regression(), Translation(max_length=8), CausalLM())] == [
-        "points",
-        "points",
-        "percent",
-    ]
+    tasks = (Regression, Translation, CausalLM)
+    assert [quality.measure_of(task) for task in tasks] == ["points", "points", "percent"]  # which a class states
     search = {"budget": 3, "method": "obs+refit", "max_loss": 1.0, "measure": "points"}
     search["points"] = [{"heads": 3, "loss": 0.5, "low": 0.1, "high": 0.9}]
     assert "loses at most 1 points of bleu" in outcome({"budget_search": search}, "bleu")["budget"]
