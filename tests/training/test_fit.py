@@ -160,7 +160,7 @@ def test_the_offline_wandb_run_holds_metrics_table_and_pictures(full_run):
     from wandb.proto import wandb_internal_pb2
 
     (file,) = (run / "wandb").glob("offline-run-*/*.wandb")
-    keys, config, summary, artifacts = set(), set(), set(), set()
+    keys, config, summary, artifacts, notes = set(), set(), set(), set(), ""
     for data in wandb_records(file.read_bytes()):
         record = wandb_internal_pb2.Record()
         record.ParseFromString(data)
@@ -169,6 +169,7 @@ def test_the_offline_wandb_run_holds_metrics_table_and_pictures(full_run):
             keys |= {item.key or item.nested_key[0] for item in record.history.item}
         elif kind == "run":
             config |= {item.key for item in record.run.config.update}
+            notes = record.run.notes or notes
         elif kind == "config":
             config |= {item.key for item in record.config.update}
         elif kind == "summary":
@@ -177,6 +178,7 @@ def test_the_offline_wandb_run_holds_metrics_table_and_pictures(full_run):
             artifacts.add(record.artifact.type)
     assert keys >= {"train/task_loss", "heads/open", "comparison", "plots/gates", "plots/agreement", "epoch", "train/phase"}
     assert config >= {"model", "data", "code"}
+    assert notes == (run / "verdict.md").read_text()
     assert summary >= {
         "test/accuracy/learned", "test/accuracy/dense", "test/accuracy/drop", "test/accuracy/majority_class",
         "post_hoc/test/accuracy/his", "select/accuracy", "heads/kept", "heads/all", "heads/kept/encoder.0", "cost/seconds",
