@@ -87,8 +87,12 @@ def with_min_steps(setup: Setup, data: TaskData) -> Setup:
     least = options.min_steps * (trainer.accumulate_grad_batches or 1) / batches
     short = {phase: epochs for phase in ("finetune", "prune", "retrain") if 0 < (epochs := getattr(options, phase)) < least}
     if short:
-        instead = listed([f"{epochs:g} ({phase})" for phase, epochs in short.items()])
-        progress.notice(f"{options.min_steps} steps ({least:.3g} epochs) instead of {instead}, because of --model.min_steps")
+        given = listed([f"{epochs:g}" for epochs in short.values()])
+        each = " each" if len(short) > 1 else ""
+        progress.notice(
+            f"{listed(list(short))}: {options.min_steps} steps{each} ({least:.3g} epochs) instead of {given} epochs, because of "
+            "--model.min_steps"
+        )
     longer: dict[str, Any] = dict.fromkeys(short, least)
     return replace(setup, model=replace(options, **longer))
 
