@@ -79,31 +79,34 @@ def open_data(setup: Setup, checkpoint: str | None = None) -> TaskData:
 
 
 def with_min_steps(setup: Setup, data: TaskData) -> Setup:
-    """Return the setup with phases that have the least number of steps; a limit on training batches has precedence."""
+    """Return the setup with phases that have the least number of steps, and say which are longer."""
+    longer = longer_phases(setup, data)
+    if longer:
+        given = listed([f"{getattr(setup.model, phase):g}" for phase in longer])
+        steps = f"{setup.model.min_steps} steps{' each' if len(longer) > 1 else ''} ({max(longer.values()):.3g} epochs)"
+        progress.notice(f"{listed(list(longer))}: {steps} instead of {given} epochs, because of --model.min_steps")
+    return replace(setup, model=replace(setup.model, **longer))
+
+
+def longer_phases(setup: Setup, data: TaskData) -> dict[str, Any]:
+    """Return the epochs of those phases that would have less steps than ``min_steps``, by name.
+
+    A limit on training batches has precedence.
+    """
     options, trainer = setup.model, setup.trainer
     if trainer.limit_train_batches is not None:
-        return setup
+        return {}
     batches = len(data.batches_of_run(epochs=1.0, first=0, rank=processes.rank(), world=processes.world_size()))
     least = options.min_steps * (trainer.accumulate_grad_batches or 1) / batches
-    short = {phase: epochs for phase in ("finetune", "prune", "retrain") if 0 < (epochs := getattr(options, phase)) < least}
-    if short:
-        given = listed([f"{epochs:g}" for epochs in short.values()])
-        each = " each" if len(short) > 1 else ""
-        progress.notice(
-            f"{listed(list(short))}: {options.min_steps} steps{each} ({least:.3g} epochs) instead of {given} epochs, because of "
-            "--model.min_steps"
-        )
-    longer: dict[str, Any] = dict.fromkeys(short, least)
-    return replace(setup, model=replace(options, **longer))
+    return {phase: least for phase in ("finetune", "prune", "retrain") if 0 < getattr(options, phase) < least}
 
 
 def check_limits(setup: Setup, data: TaskData) -> None:
     """Raise :class:`GateError` for a share of a split's batches that is less than one batch, and for more batches between
     validations than the run has."""
+    epochs = replace(setup.model, **longer_phases(setup, data)).epochs
     batches: dict[str, Callable[[], Sized]] = {
-        "train": lambda: data.batches_of_run(
-            epochs=setup.model.epochs, first=0, rank=processes.rank(), world=processes.world_size()
-        ),
+        "train": lambda: data.batches_of_run(epochs=epochs, first=0, rank=processes.rank(), world=processes.world_size()),
         "val": data.val_dataloader,
         "test": data.test_dataloader,
     }

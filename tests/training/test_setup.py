@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from gates.errors import GateError
 from tests.training.runs import STEPS_PER_EPOCH, make_data, make_setup
 from training.pruner.schedule import Schedule
-from training.setup import with_min_steps
+from training.setup import check_limits, with_min_steps
 
 
 def steps_of(setup, data):
@@ -40,6 +41,14 @@ def test_short_phases_have_the_least_number_of_steps(phases, steps, accumulated,
     changed = [name for name, least in zip(names, steps, strict=True) if least]
     assert all((name in told) == (name in changed) for name in names)
     assert ("24 steps" in told) == bool(changed)
+
+
+def test_validations_can_be_as_far_apart_as_the_longer_run_is():
+    setup = make_setup(finetune=0.5, prune=0.5, retrain=0.5, min_steps=24)
+    far = replace(setup, trainer=replace(setup.trainer, val_check_interval=70))
+    check_limits(far, make_data())
+    with pytest.raises(GateError, match="val_check_interval is 70, more than the 24 batches of the run"):
+        check_limits(replace(far, model=replace(far.model, min_steps=0)), make_data())
 
 
 def test_a_limit_on_training_batches_is_kept():
