@@ -578,8 +578,8 @@ def test_choices_at_other_budgets_on_the_selection_split():
     folders = [(f"{task}_seeds", heads, "select_accuracy") for task in TASKS for heads in (18, 4)]
     best = []
     for folder, heads, metric in [*folders, ("multi30k_seeds", 48, "select_bleu")]:
-        rows = rows_of(folder).query("stage == 'post hoc' and heads == @heads")
-        mean = rows.groupby("method")[metric].mean()
+        rows = rows_of(folder)
+        mean = rows[(rows["stage"] == "post hoc") & (rows["heads"] == heads)].groupby("method")[metric].mean()
         best.append(mean[["learned+refit", "obs+refit", "his+refit"]].idxmax())
     each = [WORDS[best.count(name)] for name in ("learned+refit", "his+refit")]
     assert best.count("obs+refit") == 6
