@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import inspect
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -162,6 +163,8 @@ def save_pruned(
     unpadded = count_parameters(copy_in_form(model, mask, "pruned", check_batch)[0]) if pad_heads else None
     with written_whole(directory, overwrite=is_replaced) as partial:
         cut.save_pretrained(partial)
+        for file in partial.glob("*.safetensors"):  # safetensors lets only their owner read them
+            shutil.copymode(partial / "config.json", file)
         if tokenizer is not None:
             tokenizer.save_pretrained(partial)
         save_mask(partial / "mask.json", mask.cpu(), sites, method=card.method)

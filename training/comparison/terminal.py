@@ -101,6 +101,6 @@ def gates_sentence(learned: Mapping[str, Any], unit_of_price: str = "an open gat
         return ""
     closed, by_gates = learned["closed"], learned["closed_by_gates"]
     text = f"training closed {by_gates} of {counted(closed, 'gate')}"
-    text += f", and their ranking the last {closed - by_gates}" if by_gates < closed else ""
+    text += f", and the remaining {closed - by_gates} closed at its end" if by_gates < closed else ""
     text += f"; {HINT}" if by_gates < ENOUGH * closed else ""
     return f"{text}; price of {unit_of_price} at the end: {', '.join(f'{each:.3g}' for each in learned['price'])}"

@@ -94,7 +94,7 @@ class EndOfRun:
     """Comparison of a run's mask with other methods at its end.
 
     Args:
-        compare: The methods in the table at the end: none for the heads that the run chooses from, posthoc for all without
+        compare: The methods in the table at the end: none for the dense model and the run's choices, posthoc for all without
             training, full for retrained ones too. With posthoc or full there is also a curve.
         retrained: The methods to retrain with --compare full (default: all; text.yaml has three).
         from_scratch: The methods whose mask --compare full also trains from scratch, for as many steps as the whole run.

@@ -85,6 +85,12 @@ def test_saving_does_not_change_the_model(tmp_path):
     assert not hasattr(model.config, "auto_map")
 
 
+def test_whoever_can_read_one_file_of_an_export_can_read_all(tmp_path):
+    """Another user, such as a server, loads it; safetensors writes files for their owner alone."""
+    save("bert", tmp_path / "out")
+    assert len({path.stat().st_mode for path in (tmp_path / "out").iterdir() if path.is_file()}) == 1
+
+
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_taken_directory_is_refused(tmp_path, overwrite):
     (tmp_path / "out").mkdir()

@@ -41,11 +41,11 @@ def test_a_local_folder_is_named_by_its_last_part(tmp_path):
 def test_the_end_of_a_run_says_how_many_gates_closed_by_themselves_and_what_to_do_where_these_are_few():
     gates, price = {"closed": 10, "closed_by_gates": 10, "price": [0.0125]}, "price of an open gate at the end: 0.0125"
     assert gates_sentence(gates) == f"training closed 10 of 10 gates; {price}"
-    nine = "training closed 9 of 10 gates, and their ranking the last 1"
+    nine = "training closed 9 of 10 gates, and the remaining 1 closed at its end"
     assert gates_sentence(gates | {"closed_by_gates": 9}) == f"{nine}; {price}"
     assert gates_sentence(gates | {"closed_by_gates": 8}) == (
-        "training closed 8 of 10 gates, and their ranking the last 2; more steps (--model.prune, --model.min_steps) close more "
-        f"in training; {price}"
+        "training closed 8 of 10 gates, and the remaining 2 closed at its end; more steps (--model.prune, "
+        f"--model.min_steps) close more in training; {price}"
     )
     assert gates_sentence(gates | {"price": []}) == gates_sentence({}) == ""
 
