@@ -79,7 +79,7 @@ def open_data(setup: Setup, checkpoint: str | None = None) -> TaskData:
 
 
 def with_min_steps(setup: Setup, data: TaskData) -> Setup:
-    """Return the setup with phases that have the least number of steps, and say which are longer."""
+    """Return the setup with a finetune and a prune phase of the least number of steps, and say which are longer."""
     longer = longer_phases(setup, data)
     if longer:
         given = listed([f"{getattr(setup.model, phase):g}" for phase in longer])
@@ -91,14 +91,14 @@ def with_min_steps(setup: Setup, data: TaskData) -> Setup:
 def longer_phases(setup: Setup, data: TaskData) -> dict[str, Any]:
     """Return the epochs of those phases that would have less steps than ``min_steps``, by name.
 
-    A limit on training batches has precedence.
+    More steps with the mask overfit small data, so the retrain phase stays. A limit on training batches has precedence.
     """
     options, trainer = setup.model, setup.trainer
     if trainer.limit_train_batches is not None:
         return {}
     batches = len(data.batches_of_run(epochs=1.0, first=0, rank=processes.rank(), world=processes.world_size()))
     least = options.min_steps * (trainer.accumulate_grad_batches or 1) / batches
-    return {phase: least for phase in ("finetune", "prune", "retrain") if 0 < getattr(options, phase) < least}
+    return {phase: least for phase in ("finetune", "prune") if 0 < getattr(options, phase) < least}
 
 
 def check_limits(setup: Setup, data: TaskData) -> None:

@@ -21,9 +21,9 @@ def steps_of(setup, data):
 @pytest.mark.parametrize(
     ("phases", "steps"),
     [
-        ((0.5, 4.0, 0.25), (24, None, 24)),
+        ((0.5, 4.0, 0.25), (24, None, None)),
         ((0.0, 0.1, 3.0), (0, 24, None)),  # a phase that is left out stays so
-        ((4.0, 0.5, 0.0), (None, 24, 0)),
+        ((4.0, 0.5, 0.0), (None, 24, None)),
         ((4.0, 4.0, 4.0), (None, None, None)),
     ],
 )
@@ -45,9 +45,9 @@ def test_short_phases_have_the_least_number_of_steps(phases, steps, accumulated,
 
 def test_validations_can_be_as_far_apart_as_the_longer_run_is():
     setup = make_setup(finetune=0.5, prune=0.5, retrain=0.5, min_steps=24)
-    far = replace(setup, trainer=replace(setup.trainer, val_check_interval=70))
+    far = replace(setup, trainer=replace(setup.trainer, val_check_interval=50))
     check_limits(far, make_data())
-    with pytest.raises(GateError, match="val_check_interval is 70, more than the 24 batches of the run"):
+    with pytest.raises(GateError, match="val_check_interval is 50, more than the 24 batches of the run"):
         check_limits(replace(far, model=replace(far.model, min_steps=0)), make_data())
 
 

@@ -185,8 +185,9 @@ class Phases:
             budget.
         swaps: The number of passes over training data (1,024 examples) of a search by swaps, such as 40; 0 for no search. It
             refines the learned mask before the weights are retrained (see :mod:`gates.search.swaps`).
-        min_steps: The least number of optimiser steps of each phase that is not 0. On small data, few epochs are too few steps
-            for the weights to learn the task and for the gates to close; the phase is then longer, and the run says so.
+        min_steps: The least number of optimiser steps of the finetune and prune phases that are not 0. On small data, few
+            epochs are too few for the weights to learn the task and for the gates to close. A short phase is then longer, and
+            the run says so.
         refit: Whether to refit the projections behind the heads to the dense model's outputs before they are retrained: by
             least squares, without training. With weights in bfloat16, or with ``freeze`` or
             ``freeze_while_pruning``, the run skips the refit and says so.
