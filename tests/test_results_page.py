@@ -126,7 +126,7 @@ def test_what_a_refit_gives_back():
     assert table.min(axis=None) >= 0.495
     share = f"{100 * table.min(axis=None):.0f} to {100 * table.max(axis=None):.0f} %"
     assert f"a refit returned {share} of the lost accuracy on four tasks" in REFIT
-    assert f"it returns {share} of the accuracy lost" in PAGE
+    assert f"it returns {share} of the lost accuracy" in PAGE
 
 
 def test_three_refitted_masks_against_that_of_obs():
@@ -479,7 +479,7 @@ def test_what_fit_keeps_without_training():
     table = pd.DataFrame(lost)
     least, most = table.min(axis=1), table.max(axis=1)
     each = [f"{least[heads]:.1f} to {most[heads]:.1f}" for heads in (18, 9, 4)]
-    assert "which loses {} points at 18 heads, {} at 9 and {} at 4".format(*each) in PAGE
+    assert "It loses {} points at 18 heads, {} at 9 and {} at 4".format(*each) in PAGE
     assert "The best of three loses {} points with 18 heads and {} with 9".format(*each[:2]) in README
     assert most[18] < 1.5
     assert most[9] < 3  # as the goals say that it meets
@@ -583,7 +583,7 @@ def test_choices_at_other_budgets_on_the_selection_split():
         best.append(mean[["learned+refit", "obs+refit", "his+refit"]].idxmax())
     each = [WORDS[best.count(name)] for name in ("learned+refit", "his+refit")]
     assert best.count("obs+refit") == 6
-    said = "`obs` has the best mean on the selection split in six of nine cases, gates in {} and HIS in {}"
+    said = "`obs` has the best mean on the selection split in six of nine cases. Gates have it in {}, HIS in {}"
     assert said.format(*each) in PAGE
 
 
@@ -599,7 +599,7 @@ def test_how_many_steps_small_data_needs():
     after = found.xs(ON, level="stage")
     trec, sst2 = after["TREC", 500, 100], after["SST-2", 1000, 100]
     assert f"has {trec['obs+refit']:.1f} % on TREC with 500 questions and {sst2['obs+refit']:.1f} % on SST-2" in PAGE
-    assert f"dense models trained as long have {trec['dense']:.1f} and {sst2['dense']:.1f} %" in PAGE
+    assert f"Dense models that trained as long have {trec['dense']:.1f} and {sst2['dense']:.1f} %" in PAGE
 
 
 def test_how_long_to_train_with_the_mask():

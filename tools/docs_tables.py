@@ -93,7 +93,7 @@ def update(page: Path) -> None:
 def best_of_three(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
     """Return the rows of the heads that ``fit`` keeps, by seed, stage and budget.
 
-    They are the best of three on the selection split: by the metric, of which higher is better, and among equals by the loss.
+    They are the best of three on the selection split: by a metric that is better if higher, and among equals by the loss.
     """
     among = rows[rows["method"].isin(["learned+refit", "obs+refit", "his+refit"])]
     best_last = among.sort_values(["select_loss"], ascending=False, kind="stable").sort_values(

@@ -72,7 +72,7 @@ def fewest_heads(experiments: Experiments, method: Method, max_loss: float) -> t
 
 
 def measure_of(task: Task) -> str:
-    """Return what a loss of quality is counted in: points of the metric as it is shown, or percent of a perplexity."""
+    """Return the measure of a loss of quality: points of the metric as it is shown, or percent of a perplexity."""
     return "percent" if task.lower_is_better else "points"
 
 

@@ -94,8 +94,8 @@ class EndOfRun:
     """Comparison of a run's mask with other methods at its end.
 
     Args:
-        compare: The methods in the table at the end: none for the dense model and the run's choices, posthoc for all without
-            training, full for retrained ones too. With posthoc or full there is also a curve.
+        compare: The methods in the table at the end. With none, these are the dense model and the run's choices. With posthoc,
+            also the other methods without training, and a curve. With full, also retrained models.
         retrained: The methods to retrain with --compare full (default: all; text.yaml has three).
         from_scratch: The methods whose mask --compare full also trains from scratch, for as many steps as the whole run.
         curve: The budgets of the post hoc curve, as fractions of all heads, or of each pruned kind.
