@@ -3,9 +3,9 @@
     python notebooks/levers.py FOLDER [--only NAME --only NAME] -- --config FILE --budgets 9 --seeds 0,1 ...
 
 where the arguments after ``--`` are those of ``training compare``, without ``--methods`` and ``--run_dir``. Among them
-``--model.prune`` changes the steps of the gates. With
-``--stages "post hoc"`` among them no mask is trained on. Writes FOLDER/levers.csv, a row for each lever, stage and budget, and
-FOLDER/verdict.md, the same as a table. Comparisons share their experiments, so the same command continues a stopped one.
+``--model.prune`` changes the steps of the gates, and with ``--stages "post hoc"`` no mask is trained on. Writes
+FOLDER/levers.csv, a row for each lever, stage and budget, and FOLDER/verdict.md, the same as a table. Comparisons share their
+experiments, so the same command continues a stopped one.
 """
 
 from __future__ import annotations

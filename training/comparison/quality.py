@@ -65,8 +65,7 @@ def fewest_heads(experiments: Experiments, method: Method, max_loss: float) -> t
         raise GateError(
             f"max_loss is {max_loss:g}, but {method.name} with {nearest.heads} of {gates.size} {gates.unit}s may lose up to "
             f"{nearest.high:.2f} {measure_of(experiments.pruner.task)} of {metric} on the selection split; raise "
-            "--model.max_loss, or "
-            "give a larger selection split"
+            "--model.max_loss, or give a larger selection split"
         )
     return holds, [points[heads] for heads in sorted(points)]
 

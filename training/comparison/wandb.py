@@ -52,11 +52,10 @@ def summary_of_run(rows: pd.DataFrame, described: Mapping[str, Any], main_metric
     """Return a run's results by flat names, as charts and sweeps use them.
 
     ``test/METRIC/METHOD`` is the metric of a method after retraining, if it was retrained. ``post_hoc/test/METRIC/METHOD`` is
-    the metric before that. ``test/METRIC/drop`` is the loss of quality against the dense model, above 0 for a worse
-    model whatever the metric. ``select/METRIC`` is the own method's metric on the selection
-    split, because the last value in training is not that of the final model. The final model's test metric has an interval
-    (``low``, ``high``), and so has its difference to the dense model. ``cost/speed/batch_N`` compares its
-    speed with the dense model's.
+    the metric before that. ``test/METRIC/drop`` is the loss of quality against the dense model, above 0 for a worse model
+    whatever the metric. ``select/METRIC`` is the own method's metric on the selection split, because the last value in training
+    is not that of the final model. The final model's test metric has an interval (``low``, ``high``), and so has its difference
+    to the dense model. ``cost/speed/batch_N`` compares its speed with the dense model's.
 
     Args:
         described: The result of :func:`training.comparison.run.describe_run`.

@@ -189,8 +189,8 @@ class Phases:
             epochs are too few for the weights to learn the task and for the gates to close. A short phase is then longer, and
             the run says so.
         refit: Whether to refit the projections behind the heads to the dense model's outputs before they are retrained: by
-            least squares, without training. With weights in bfloat16, or with ``freeze`` or
-            ``freeze_while_pruning``, the run skips the refit and says so.
+            least squares, without training. With weights in bfloat16, ``freeze`` or ``freeze_while_pruning``, the run skips
+            the refit and says so.
         keep: The heads that a run with ``refit`` keeps: ``best``, the best of the learned heads, HIS and obs on the selection
             split, each refitted; or ``learned``, those of the gates.
     """
