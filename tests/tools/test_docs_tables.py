@@ -18,7 +18,7 @@ def test_a_page_gets_its_tables_and_keeps_the_rest(tmp_path):
     link.symlink_to(page)
     main([str(link)])
     first = page.read_bytes().decode()
-    assert first.index("| post hoc | random | 60.0 |") < first.index("| post hoc | his | 80.0 |")
+    assert first.index("| method, post hoc | 18 heads |") < first.index("| random | 60.0 |") < first.index("| his | 80.0 |")
     assert not {"retrained", "stale"} & set(first.split())
     assert first.startswith(f"before\r\n{command}\n")
     assert first.endswith("<!-- end -->\r\nafter <!-- end -->\r\n")
@@ -49,6 +49,27 @@ def test_a_table_of_tasks_has_a_row_per_comparison_and_the_methods_by_heads(tmp_
     with pytest.raises(SystemExit, match="2"):
         main(["--tasks", f"{tmp_path / 'a'}=One", "--methods", "shapley"])
     assert "has none of the methods shapley" in capsys.readouterr().err
+
+
+def test_the_best_of_three_is_chosen_in_each_seed_on_the_selection_split(tmp_path, capsys):
+    """By the metric, and among equals by the loss; other methods do not count."""
+    columns = ["seed", "method", "select_accuracy", "select_loss", "test_accuracy"]
+    rows = [
+        (0, "learned+refit", 0.8, 0.5, 0.1),
+        (0, "obs+refit", 0.8, 0.4, 0.7),  # kept in seed 0
+        (0, "his+refit", 0.7, 0.1, 0.9),
+        (0, "hies+refit", 0.9, 0.1, 0.2),
+        (1, "learned+refit", 0.9, 0.5, 0.5),  # kept in seed 1
+        (1, "obs+refit", 0.8, 0.4, 0.9),
+        (1, "his+refit", 0.7, 0.1, 0.9),
+    ]
+    (tmp_path / "a").mkdir()
+    table = pd.DataFrame(rows, columns=columns).assign(stage="post hoc", budget=18, heads=18)
+    table.to_csv(tmp_path / "a" / "comparison.csv", index=False)
+    about = {"main_metric": "accuracy", "budgets_by_kind": {}}
+    (tmp_path / "a" / "metrics.json").write_text(json.dumps(about))
+    main(["--tasks", f"{tmp_path / 'a'}=One", "--methods", "best of three"])
+    assert capsys.readouterr().out.splitlines()[-1] == "| One | 60.0 ± 14.1 |"
 
 
 @pytest.mark.parametrize("command", ["nowhere", "a --stage 'post hoc", "a --nonsense", "a --verdict --methods his", ""])
