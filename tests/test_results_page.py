@@ -168,6 +168,7 @@ def test_what_is_significant_after_training_on():
         assert above(f"{task}_from_dense", ON, 9, OURS) == ({"his", "hies", "learned"} if task == "sst2" else set())
         tests = pd.read_csv(RESULTS / f"{task}_from_dense" / "statistics.csv").query("stage == @ON and rival == 'random'")
         assert (tests["p_holm"] >= 0.05).all()
+    assert "Random heads are not significantly behind after training" in PAGE
     assert "12 on SICK. No difference is significant." in README
     mean = mean_of("sst2", ON)
     by = [mean["obs+refit"] - mean[name] for name in ("his", "hies", "his+refit", "learned")]

@@ -29,6 +29,7 @@ from training.cli.command_line import parse
 from training.commands.options import summary_parser
 from training.commands.summary import check_unused, read_runs, report
 from training.commands.summary import summarise as cells_of
+from training.comparison.methods import CHEAP_RIVALS
 from training.config.comparison import split_methods
 from training.runs.directory import only_writer
 from training.runs.stored import CHECKSUMS, read_json, read_table, remove_checksums, write_checksums
@@ -95,10 +96,8 @@ def best_of_three(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
 
     They are the best of three on the selection split: by a metric that is better if higher, and among equals by the loss.
     """
-    among = rows[rows["method"].isin(["learned+refit", "obs+refit", "his+refit"])]
-    best_last = among.sort_values(["select_loss"], ascending=False, kind="stable").sort_values(
-        f"select_{metric}", kind="stable"
-    )
+    among = rows[rows["method"].isin(["learned+refit", *CHEAP_RIVALS])]
+    best_last = among.sort_values([f"select_{metric}", "select_loss"], ascending=[True, False])
     return best_last.groupby(["seed", "stage", "heads"], as_index=False).tail(1).assign(method=BEST)
 
 

@@ -89,7 +89,7 @@ def with_min_steps(setup: Setup, data: TaskData) -> Setup:
 
 
 def longer_phases(setup: Setup, data: TaskData) -> dict[str, Any]:
-    """Return the epochs of those phases that would have less steps than ``min_steps``, by name.
+    """Return the epochs of those phases that would have fewer steps than ``min_steps``, by name.
 
     More steps with the mask overfit small data, so the retrain phase stays. A limit on training batches has precedence.
     """
@@ -104,9 +104,13 @@ def longer_phases(setup: Setup, data: TaskData) -> dict[str, Any]:
 def check_limits(setup: Setup, data: TaskData) -> None:
     """Raise :class:`GateError` for a share of a split's batches that is less than one batch, and for more batches between
     validations than the run has."""
-    epochs = replace(setup.model, **longer_phases(setup, data)).epochs
+
+    def of_run() -> Sized:
+        epochs = replace(setup.model, **longer_phases(setup, data)).epochs
+        return data.batches_of_run(epochs=epochs, first=0, rank=processes.rank(), world=processes.world_size())
+
     batches: dict[str, Callable[[], Sized]] = {
-        "train": lambda: data.batches_of_run(epochs=epochs, first=0, rank=processes.rank(), world=processes.world_size()),
+        "train": of_run,
         "val": data.val_dataloader,
         "test": data.test_dataloader,
     }

@@ -84,6 +84,6 @@ def quality_at(experiments: Experiments, selector: MaskSelector, method: Method,
     files = (pruned.path / PREDICTIONS, dense.path / PREDICTIONS)
     values, _, found = compare_pair(*files, "select", metric_of(task, experiments.data))
     metric = task.main_metric
-    scale = 100 / float(values[1]) if measure_of(task) == "percent" else -shown(metric, 1.0)
+    scale = 100 / float(values[1]) if task.lower_is_better else -shown(metric, 1.0)
     low, high = sorted((scale * found.low, scale * found.high))
     return QualityPoint(heads, float(values[0]), scale * found.difference, low, high)
