@@ -95,7 +95,7 @@ def as_text(table: pd.DataFrame) -> str:
         f"| {lever} | " + " | ".join(map(str, row)) + " |" for lever, row in zip(wide.index, wide.to_numpy(), strict=True)
     ]
     seeds = f"mean of {table['seeds'].min()} seeds" if table["seeds"].min() > 1 else "one seed"
-    return "\n".join([*lines, "", f"{metric}{' x 100' if name in IN_PERCENT else ''}, {seeds}.", ""])
+    return "\n".join([*lines, "", f"{metric}{' in percent' if name in IN_PERCENT else ''}, {seeds}.", ""])
 
 
 def run(options: argparse.Namespace, further: Sequence[str]) -> None:

@@ -92,7 +92,7 @@ def quality_by_kind(table: pd.DataFrame, *, measure: Measure) -> Figure:
             axes.fill_between(share, low, high, color=style["color"], alpha=0.08)
     axes.set(
         xlabel="heads pruned (% of the kind)",
-        ylabel=f"test {measure.name}{' x 100' * (measure.sign > 0)}",
+        ylabel=f"test {measure.name}{' in %' * (measure.sign > 0)}",
         title="No training after pruning; 95 % bands",
     )
     axes.legend(fontsize=8)

@@ -12,7 +12,7 @@ import torch
 from training.comparison.experiments import Experiments
 from training.comparison.plan import PlanEntry
 from training.config import RefitOptions
-from training.config.comparison import is_post_hoc
+from training.config.comparison import RETRAINED, is_post_hoc
 from training.data.translation import TranslationData
 from training.scoring.scorers import SCORERS
 from training.scoring.subject import ScoringContext
@@ -27,6 +27,8 @@ MUCH_FASTER = 1.5
 """The ratio of speeds from which on a lower precision is named."""
 ROW = 1.0
 """The seconds of an evaluation without its passes."""
+EXPORT = 15.0
+"""The seconds of an export with its latency, which has a time limit."""
 MAX_PARAMETERS = 500_000_000
 
 
@@ -48,7 +50,15 @@ class Pieces:
     in_bfloat16: float
 
 
-def estimate(experiments: Experiments, plan: Sequence[PlanEntry], *, seeds: int = 1, points: int = 0, refits: int = 0) -> str:
+def estimate(
+    experiments: Experiments,
+    plan: Sequence[PlanEntry],
+    *,
+    seeds: int = 1,
+    points: int = 0,
+    refits: int = 0,
+    exports: bool = False,
+) -> str:
     """Return in a sentence how long a run or a comparison takes; empty if that is unknown.
 
     It is known on one CPU, for models whose batches take seconds at most and that do not generate texts. It is unknown where
@@ -58,10 +68,11 @@ def estimate(experiments: Experiments, plan: Sequence[PlanEntry], *, seeds: int 
         experiments: The experiments of the first seed.
         points: The number of evaluations on the selection split that are not in the plan.
         refits: The number of refits that are not in the plan.
+        exports: Whether a model is exported at the end.
     """
     if experiments.cache.holds_any() or (pieces := pieces_of(experiments)) is None:
         return ""
-    whole = seeds * (seconds_of(pieces, plan) + points * pieces.select + refits * pieces.refit)
+    whole = seeds * (seconds_of(pieces, plan) + points * pieces.select + refits * pieces.refit) + exports * EXPORT
     searches = ("restarts", "draws", "swap")
     without = ", without searches" if any(entry.method.modifiers & set(searches) for entry in plan) else ""
     faster = "; --trainer.precision bf16-mixed is faster here" if pieces.in_bfloat16 > MUCH_FASTER else ""
@@ -114,7 +125,10 @@ def seconds_of(pieces: Pieces, plan: Sequence[PlanEntry]) -> float:
         if "refit" in method.modifiers:
             shared["refit", method, budget] = pieces.refit
         passes = ROW + pieces.select + pieces.test
-        seconds += sum(passes + (0.0 if is_post_hoc(stage) else pieces.retrain) for stage in entry.stages)
+        for stage in entry.stages:
+            after_gates = method.is_learned and stage == RETRAINED  # they took the steps of the prune phase
+            trained = pieces.retrain + (0.0 if after_gates else pieces.prune)
+            seconds += passes + (0.0 if is_post_hoc(stage) else trained)
     return seconds + sum(shared.values())
 
 

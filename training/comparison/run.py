@@ -309,7 +309,7 @@ def write_run(
         save_mask(run.path / "masks" / f"{file_name(method)}.json", gates.to_heads(mask), gates.sites, method=method)
     per_kind = bool(pruner.steering.budget_of(masks[kept.name]).per_kind)
     figures = {
-        "gates": gate_heat_map(gates.sites, gates.to_heads(masks[kept.name]), title="heads kept"),
+        "mask": gate_heat_map(gates.sites, gates.to_heads(masks[kept.name]), title="heads kept"),
         "agreement": mask_agreement(
             {method: mask for method, mask in masks.items() if method != "dense" or method == own.name},
             gates.kind_index() if per_kind else None,
@@ -318,7 +318,7 @@ def write_run(
     courses = [course for course in results.gates if len(course) and course["method"].iloc[0] == own.name]
     if courses:
         last = torch.tensor(courses[0].iloc[-1, -gates.size :].to_numpy(float))  # the gates are the last columns
-        figures["gates_learned"] = gate_heat_map(gates.sites, gates.to_heads(last), title="gates at the end of the prune phase")
+        figures["gates"] = gate_heat_map(gates.sites, gates.to_heads(last), title="gates at the end of the prune phase")
     if len(table):
         figures["quality_by_budget"] = quality_by_budget(
             table, results.table(), metric=pruner.task.main_metric, lower_is_better=pruner.task.lower_is_better
@@ -364,10 +364,11 @@ def expected_time(experiments: Experiments, own: Method) -> str:
     """Return in a sentence how long a run takes, with the heads that it chooses from and the search for a budget."""
     end, options = experiments.setup.end, experiments.setup.model
     tried = [own, *map(Method.parse, CHEAP_RIVALS)] if "refit" in own.modifiers and options.keep == "best" else []
-    plan = list(plan_of_run(own, None, end, tried=tried, trains=options.trains_with_mask))
+    kept = tried[-1] if tried else None  # the heads of a score, which take the longest training
+    plan = list(plan_of_run(own, None, end, kept, tried=tried, trains=options.trains_with_mask))
     points = 0 if end.compare == "none" else len(end.curve) * len(plan)
     searched = experiments.pruner.gates.size.bit_length() if options.budget == AUTO else 0
-    return estimate(experiments, plan, points=points, refits=searched)
+    return estimate(experiments, plan, points=points, refits=searched, exports=own.base != "dense")
 
 
 def check_plan(setup: Setup, plan: Sequence[PlanEntry]) -> None:

@@ -29,7 +29,7 @@ def closed_by_gates_sentence(summary: pd.DataFrame, unit: str = "head") -> str:
     each = "; ".join(f"{listed(names)} {text}" for text, names in methods.items())
     hint = f" Where it is under {100 * ENOUGH:.0f} %, {HINT}." if known[CLOSED].min() < ENOUGH else ""
     return (
-        f"Training closed this share of the closed {unit}s, and the ranking closed the others at its end (mean over the seeds "
+        f"Share of the closed {unit}s that training itself closed; the rank of the gates closed the others (mean over the seeds "
         f"with a learned mask): {each}.{hint}"
     )
 
@@ -112,9 +112,8 @@ def verdict(
     chosen_by = "select_mean" if has_selection else "mean"
     seeds = statistics["seeds"] if len(statistics) else summary["seeds"]
     has_means = bool(seeds.max() > 1)
-    lines = ["# Verdict", "", _heading(seeds, main_metric, chosen_by, lower_is_better)]
-    if decided := closed_by_gates_sentence(summary, unit):
-        lines += ["", decided]
+    has_own = bool(summary["method"].isin(list(ours)).any())
+    lines = ["# Verdict", "", _heading(seeds, main_metric, chosen_by if has_own else "", lower_is_better)]
     counts: list[str] = []
     for stage, of_stage in summary.groupby("stage", sort=False):
         dense = of_stage[are_dense(of_stage["method"])]
@@ -146,16 +145,22 @@ def verdict(
             f"The mean of the best of this project's own methods is at or {'below' if lower_is_better else 'above'} every "
             f"rival's at {', '.join(counts)}.",
         ]
+    if decided := closed_by_gates_sentence(summary, unit):
+        lines += ["", decided]
     return "\n".join(lines) + "\n"
 
 
 def _heading(seeds: pd.Series, main_metric: str, chosen_by: str, lower_is_better: bool) -> str:
-    """Return the sentences on how to read the numbers."""
+    """Return the sentences on how to read the numbers.
+
+    Args:
+        chosen_by: The column that chooses among this project's own methods; empty without any.
+    """
     regimes = dict.fromkeys(regime(int(count)) for count in sorted(set(seeds)))
-    numbers = f"Numbers are test {main_metric}{' x 100' * (main_metric in IN_PERCENT)}{' (lower is better)' * lower_is_better}"
+    numbers = f"Numbers are test {main_metric}{' in percent' * (main_metric in IN_PERCENT)}{' (lower is better)' * lower_is_better}"
     explained = " Others are ".join(MEANS[name].lstrip(", " * place) for place, name in enumerate(regimes))
-    choice = CHOICE[chosen_by].replace("highest", "lowest") if lower_is_better else CHOICE[chosen_by]
-    return numbers + explained + (f" {choice}" if list(regimes) != ["one"] else "")
+    choice = CHOICE.get(chosen_by, "").replace("highest", "lowest" if lower_is_better else "highest")
+    return numbers + explained + (f" {choice}" if choice and list(regimes) != ["one"] else "")
 
 
 def regime(seeds: int) -> str:
@@ -295,7 +300,10 @@ class _BudgetVerdict:
         if pair is None:
             return ""
         if math.isnan(pair.p_holm):
-            return f" (in {pair.behind if below else pair.ahead} of {counted(pair.seeds, 'seed')})"
+            agreeing = pair.behind if below else pair.ahead
+            near, far = sorted(abs(shown(self.metric, float(end))) for end in (pair.least, pair.most))
+            ends = f", by {signed(near)} to {signed(far)}".replace("+", "") * (agreeing == pair.seeds > 1)
+            return f" (in {agreeing} of {counted(pair.seeds, 'seed')}{ends})"
         significant = "significantly" if pair.p_holm < SIGNIFICANCE else "not significantly"
         return f" ({significant}{' for this one seed' * (pair.seeds == 1)})"
 
@@ -308,6 +316,8 @@ def _value(row: Any) -> str:
     seeds = int(row["seeds"])
     if seeds < 2:
         return f"{row['mean']:z.1f} (one seed)"
+    if row["high"] - row["low"] < EQUAL:  # the seeds show no spread, which is not a narrow interval
+        return f"{row['mean']:z.1f} (the same in {seeds} seeds)"
     return f"{row['mean']:z.1f} ({row['low']:z.1f} to {row['high']:z.1f}, {seeds} seeds)"
 
 

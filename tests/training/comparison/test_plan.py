@@ -90,7 +90,7 @@ def test_rows_of_learned_methods_alone_say_how_many_heads_gates_closed(full_run,
         assert found.drop("learned").isna().all()
         summary = pd.read_csv(run / "summary.csv").set_index("method")["closed_by_gates"]
         assert summary["learned"].tolist() == found["learned"].tolist()
-        assert "Training closed this share of the closed heads" in (run / "verdict.md").read_text()
+        assert "Share of the closed heads that training itself closed" in (run / "verdict.md").read_text()
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ def summary_of(rows):
 
 def test_methods_of_the_same_gates_are_said_together_once():
     assert closed_by_gates_sentence(summary_of(ROWS)) == (
-        "Training closed this share of the closed heads, and the ranking closed the others at its end (mean over the seeds "
+        "Share of the closed heads that training itself closed; the rank of the gates closed the others (mean over the seeds "
         "with a learned mask): "
         "learned and learned+swap 98 % at 9 heads and 100 % at 4 heads."
     )
@@ -29,7 +29,7 @@ def test_methods_of_the_same_gates_are_said_together_once():
 
 def test_methods_of_other_gates_are_told_apart_and_a_low_share_has_a_hint():
     said = closed_by_gates_sentence(summary_of([*ROWS, ("learned(once=true)", 9, 0, 0.5)]), "group")
-    assert said.startswith("Training closed this share of the closed groups, ")
+    assert said.startswith("Share of the closed groups that training itself closed; ")
     assert "4 groups; learned(once=true) 50 % at 9 groups." in said
     assert said.endswith(f"Where it is under 90 %, {HINT}.")
 
@@ -39,8 +39,8 @@ def test_tables_that_say_nothing_of_it_are_read_all_the_same():
     assert closed_by_gates_sentence(summary_of(ROWS).drop(columns="closed_by_gates")) == ""
 
 
-def test_the_verdict_says_it_before_its_stages():
+def test_the_verdict_says_it_after_its_stages():
     nothing = pd.DataFrame(columns=["stage", "budget", "method", "rival", "seeds"])
     text = verdict(summary_of(ROWS), nothing)
-    assert "learned and learned+swap 98 % at 9 heads" in text.split("\n## ")[0]
+    assert "learned and learned+swap 98 % at 9 heads" in text.splitlines()[-1]
     assert "by themselves" not in verdict(summary_of(ROWS).drop(columns="closed_by_gates"), nothing)

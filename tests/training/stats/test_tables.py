@@ -476,7 +476,9 @@ def test_of_few_seeds_nothing_is_claimed(seeds):
     near = 100 * (cells["near"] - cells["learned"]).mean()
     assert f"Behind in the mean but not in every seed: near ({near:+.1f}, behind in {seeds - 1} of {seeds} seeds)." in said
     below = (cells["learned"] < cells["dense"]).sum()
-    assert f"below the dense model's (in {below} of {seeds} seeds)" in said
+    ends = abs(100 * (cells["learned"] - cells["dense"])).agg(["min", "max"])
+    range_over_seeds = f", by {ends['min']:.1f} to {ends['max']:.1f}" * int(below == seeds)
+    assert f"below the dense model's (in {below} of {seeds} seeds{range_over_seeds})" in said
     assert f"above the best rival, near (in {seeds - 1} of {seeds} seeds)" in said
 
 
@@ -538,6 +540,19 @@ def test_the_best_own_method_is_chosen_on_the_selection_split_and_the_best_rival
     assert "own methods, learned+swap, is 10.0 above the best rival, his." in text
     tied = summary.assign(select_mean=0.9)
     assert "own methods, learned, is below his" in verdict(tied, tests, ours=ours)  # test does not decide among equals
+
+
+def test_a_comparison_without_own_methods_does_not_speak_of_them():
+    table, _ = comparison({"learned": 0.9, "his": 0.8}, seeds=3)
+    summary, tests = summarise(table, "accuracy"), differences_of(table)
+    assert "own methods" in verdict(summary, tests)
+    assert "own methods" not in verdict(summary, tests, ours=())
+
+
+def test_equal_seeds_have_no_interval_of_width_zero():
+    table, _ = comparison({"his": 0.8, "random": 0.7}, seeds=2)
+    table["test_accuracy"] = np.where(table["method"] == "his", 0.802, table["test_accuracy"])
+    assert "his has the best mean, 80.2 (the same in 2 seeds)." in verdict(summarise(table, "accuracy"), differences_of(table))
 
 
 def test_overlapping_intervals_claim_no_winner_even_if_the_paired_test_is_significant():
