@@ -58,7 +58,7 @@ def test_the_run_directory_has_the_documented_shape(full_run):
     run, _ = full_run
     assert {path.name for path in run.iterdir()} >= SHAPE | {"wandb"}
     assert {path.stem for path in (run / "masks").iterdir()} == {"dense", *METHODS}
-    assert {path.name for path in (run / "plots").iterdir()} >= {"mask.png", "gates.png", "quality_by_budget.png", "agreement.png"}
+    assert {path.stem for path in (run / "plots").iterdir()} >= {"mask", "gates", "quality_by_budget", "agreement"}
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"dense.ckpt", "final.ckpt"}
     assert not [path for path in run.rglob("*") if "partial" in path.name or path.name.startswith(".")]
     assert pd.read_csv(run / "comparison.csv").columns[:5].tolist() == ["seed", "method", "stage", "budget", "heads"]
@@ -176,7 +176,14 @@ def test_the_offline_wandb_run_holds_metrics_table_and_pictures(full_run):
             summary |= {item.key or "/".join(item.nested_key) for item in record.summary.update}
         elif kind == "artifact":
             artifacts.add(record.artifact.type)
-    assert keys >= {"train/task_loss", "heads/open", "comparison", "plots/mask", "plots/gates", "plots/agreement", "epoch", "train/phase"}
+    assert keys >= {
+        "train/task_loss",
+        "heads/open",
+        "comparison",
+        *(f"plots/{name}" for name in ("mask", "gates", "agreement")),
+        "epoch",
+        "train/phase",
+    }
     assert config >= {"model", "data", "code"}
     assert notes == (run / "verdict.md").read_text()
     assert summary >= {

@@ -29,8 +29,8 @@ def closed_by_gates_sentence(summary: pd.DataFrame, unit: str = "head") -> str:
     each = "; ".join(f"{listed(names)} {text}" for text, names in methods.items())
     hint = f" Where it is under {100 * ENOUGH:.0f} %, {HINT}." if known[CLOSED].min() < ENOUGH else ""
     return (
-        f"Share of the closed {unit}s that training itself closed; the rank of the gates closed the others (mean over the seeds "
-        f"with a learned mask): {each}.{hint}"
+        f"Share of the closed {unit}s that training itself closed; the rank of the gates closed the others (mean over the "
+        f"seeds with a learned mask): {each}.{hint}"
     )
 
 
@@ -157,7 +157,8 @@ def _heading(seeds: pd.Series, main_metric: str, chosen_by: str, lower_is_better
         chosen_by: The column that chooses among this project's own methods; empty without any.
     """
     regimes = dict.fromkeys(regime(int(count)) for count in sorted(set(seeds)))
-    numbers = f"Numbers are test {main_metric}{' in percent' * (main_metric in IN_PERCENT)}{' (lower is better)' * lower_is_better}"
+    scale, lower = " in percent" * (main_metric in IN_PERCENT), " (lower is better)" * lower_is_better
+    numbers = f"Numbers are test {main_metric}{scale}{lower}"
     explained = " Others are ".join(MEANS[name].lstrip(", " * place) for place, name in enumerate(regimes))
     choice = CHOICE.get(chosen_by, "").replace("highest", "lowest" if lower_is_better else "highest")
     return numbers + explained + (f" {choice}" if choice and list(regimes) != ["one"] else "")
