@@ -186,15 +186,6 @@ def test_what_is_lost_after_training_on():
     assert (share["learned"] > 0.5).all()
 
 
-def test_whose_masks_are_taken_before_training_on():
-    counts = {}
-    for task in TASKS:
-        masks = masks_of(f"{task}_from_dense")
-        counts[task] = WORDS[sum(masks[seed, OURS] == masks[seed, "obs"] for seed in range(5))]
-    text = "{sst2} of five seeds of SST-2, {trec} of TREC, {sick} of SICK and {agreement} of agreement".format(**counts)
-    assert f"Its mask is that of `obs` in {text}" in PAGE
-
-
 def test_what_masks_cost_at_equal_total_cost():
     table = rows_of("agreement_total_cost").set_index(["seed", "method"])
     passes = (table["forward_examples"] + 2 * table["backward_examples"]).unstack()
@@ -221,13 +212,9 @@ def test_what_masks_cost_at_equal_total_cost():
 
 def test_the_small_gpt():
     mean = by_seed("gpt_refit", "test_perplexity", seeds=3).mean(axis=1)["post hoc"]
-    by = [mean[heads, "his"] - mean[heads, "learned"] for heads in (24, 12)]
-    assert f"`learned` is {by[0]:.1f} ahead of HIS at 24 heads and {-by[1]:.1f} behind it at 12" in PAGE
-    assert mean[24].idxmin() == "learned(start=obs)+refit"
+    assert all(abs(mean[heads, "his"] - mean[heads, "learned"]) < 1 for heads in (24, 12))  # as the findings say
     assert mean[12, "learned(start=obs)+refit"] == mean[12, "obs+refit"] == mean[12].min()
     assert f"novels is {mean[48, 'dense']:.1f} per token" in PAGE
-    best = f"at 24 heads, {mean[24, 'learned(start=obs)+refit']:.1f}"
-    assert f"{best}, and at 12 heads {mean[12, 'learned(start=obs)+refit']:.1f}, as `obs` itself" in PAGE
     cache = by_seed("gpt_refit", "kv_bytes_per_token", seeds=3).mean(axis=1)["post hoc"]
     assert (cache[24] > 0.85 * cache[48, "dense"]).all()
     assert "At 24 of 48 heads it shrinks by less than 15 %, at 12 by more than half" in PAGE
@@ -472,22 +459,13 @@ def kept_by_fit(task):
 
 
 def test_what_fit_keeps_without_training():
-    lost, ahead = {}, []
-    for task in TASKS:
-        mean, kept = refits_of(task)[0], kept_by_fit(task)
-        lost[task] = mean[72, "dense"] - kept
-        ahead.append(kept - mean.xs("obs+refit", level="method"))
-    table = pd.DataFrame(lost)
+    table = pd.DataFrame({task: refits_of(task)[0][72, "dense"] - kept_by_fit(task) for task in TASKS})
     least, most = table.min(axis=1), table.max(axis=1)
     each = [f"{least[heads]:.1f} to {most[heads]:.1f}" for heads in (18, 9, 4)]
     assert "It loses {} points at 18 heads, {} at 9 and {} at 4".format(*each) in PAGE
     assert "The best of three loses {} points with 18 heads and {} with 9".format(*each[:2]) in README
     assert most[18] < 1.5
     assert most[9] < 3  # as the goals say that it meets
-    said = "At 4 heads the best of three is {:.1f}, {:.1f}, {:.1f} and {:.1f} points ahead of `obs+refit`"
-    assert said.format(*(abs(by[4]) for by in ahead)) in PAGE
-    assert min(by[18] for by in ahead) == ahead[1][18]
-    assert f"At 18 heads on SICK it is {-ahead[1][18]:.1f} behind" in PAGE
 
 
 def test_learned_gates_are_seldom_ahead_of_a_cheap_score_behind_a_refit():
@@ -517,10 +495,6 @@ def test_refits_of_agreement_at_three_budgets():
     apart = [f"{best[heads] - mean[heads][CHOSEN].min():.1f}" for heads in best]
     assert "are within {} points at 18 heads, {} at 9 and {} at 4".format(*apart) in PAGE
     assert "Refitted random heads are {:.1f}, {:.1f} and {:.1f} points below the best".format(*random.values()) in PAGE
-    assert mean[4].idxmax() == "learned+refit"
-    ahead = [mean[4, "learned+refit"] - mean[4, name] for name in ("obs+refit", "his+refit")]
-    assert "{:.1f} points ahead of `obs+refit` and {:.1f} ahead of refitted HIS, not significantly".format(*ahead) in PAGE
-    assert not {"obs+refit", "his+refit", "hies+refit"} & above("agreement_seeds", "post hoc", 4, "learned+refit")
 
 
 FORMS = {
@@ -588,22 +562,35 @@ def test_choices_at_other_budgets_on_the_selection_split():
     assert said.format(*each) in PAGE
 
 
-def test_how_many_steps_small_data_needs():
+def steps_of_small_data():
     table = pd.read_csv(RESULTS / "levers" / "steps.csv")
-    cell = ["task", "rows", "steps", "method", "stage"]
-    assert (table.groupby([*cell, "steps_with_mask"])["seed"].nunique() == 5).all()
-    found = 100 * table.groupby(cell)["select_accuracy"].mean()
-    dense = found.xs(("dense", "post hoc"), level=("method", "stage")).unstack("steps")
+    cell = ["task", "rows", "steps", "method", "stage", "heads", "steps_with_mask"]
+    assert (table.groupby(cell)["seed"].nunique() == 5).all()
+    return table.groupby(cell)[["select_accuracy", "select_loss"]].mean()
+
+
+def test_how_many_steps_small_data_needs():
+    found = 100 * steps_of_small_data()["select_accuracy"]
+    dense = found.xs(("dense", "post hoc", 72, 0), level=("method", "stage", "heads", "steps_with_mask")).unstack("steps")
     for (task, rows), own in dense.iterrows():
         cells = [f"{own[steps]:.1f}" if own.notna()[steps] else "" for steps in (32, 64, 100, 150, 200)]
         assert f"| {task}, {rows:,} | {' | '.join(cells)} |".replace("  ", " ") in PAGE
-    after = found.xs(ON, level="stage")
-    trec, sst2 = after["TREC", 500, 100], after["SST-2", 1000, 100]
-    assert f"has {trec['obs+refit']:.1f} % on TREC with 500 questions and {sst2['obs+refit']:.1f} % on SST-2" in PAGE
-    assert f"Dense models that trained as long have {trec['dense']:.1f} and {sst2['dense']:.1f} %" in PAGE
+
+
+def test_how_many_steps_with_the_mask_small_data_needs():
+    found = steps_of_small_data()
+    for task, rows in (("TREC", 500), ("SST-2", 1000)):
+        named = f"{task}, {rows:,}"
+        for heads, method in ((72, "dense"), (18, "obs+refit"), (9, "obs+refit")):
+            own = 100 * found["select_accuracy"].loc[task, rows, 100, method, :, heads].droplevel(0)
+            cells = [f"{own[steps]:.1f}" if steps in own else "" for steps in (0, 30, 100, 200)]
+            assert f"| {named} | {heads} | {' | '.join(cells)} |".replace("  ", " ") in PAGE
+            named = ""
+    loss = found["select_loss"].loc["SST-2", 1000, 100, "obs+refit", :, 9].droplevel(0)
+    assert f"rises from {loss[0]:.2f} to {loss[100]:.2f} and {loss[200]:.2f} after 100 and 200 steps" in PAGE
 
 
 def test_how_long_to_train_with_the_mask():
     table = pd.read_csv(RESULTS / "levers" / "trec_2500_trained.csv")
     assert table["lever"].tolist() == ["half the training, with a refit", "with a refit", "twice the training, with a refit"]
-    assert "gives {:.1f}, {:.1f} and {:.1f} % on TREC".format(*(100 * table["mean"])) in PAGE
+    assert "steps give {:.1f}, {:.1f} and {:.1f} %".format(*(100 * table["mean"])) in PAGE
