@@ -237,7 +237,11 @@ def _analyze(line: CommandLine, chosen: Sequence[str], other: Sequence[str]) -> 
         dense = load_run(options.run, overrides, options.weights)
     about = {"command": line.command} | ({} if dense is None else {"metric": dense.metric})
     console, device = stdout(), torch.device("cpu") if dense is None else dense.device
-    for name, experiment in _experiments(options, dense, chosen, elsewhere).items():
+    experiments = _experiments(options, dense, chosen, elsewhere)
+    if len(experiments) > 1:
+        titles = "; ".join(TITLES[name] for name in experiments)
+        console.print(f"{len(experiments)} experiments: {titles}", soft_wrap=True, highlight=False)
+    for name, experiment in experiments.items():
         console.print(f"[bold]{TITLES[name]}[/bold]")
         try:
             with progress.stage(TITLES[name]), measured(device, None) as meter:
