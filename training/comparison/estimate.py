@@ -28,7 +28,7 @@ MUCH_FASTER = 1.5
 ROW = 1.0
 """The seconds of an evaluation without its passes."""
 EXPORT = 15.0
-"""The seconds of an export with its latency, which has a time limit."""
+"""The seconds of an export with its latency, which has a time limit for each batch size."""
 MAX_PARAMETERS = 500_000_000
 
 
@@ -126,7 +126,8 @@ def seconds_of(pieces: Pieces, plan: Sequence[PlanEntry]) -> float:
             shared["refit", method, budget] = pieces.refit
         passes = ROW + pieces.select + pieces.test
         for stage in entry.stages:
-            after_gates = method.is_learned and stage == RETRAINED  # they took the steps of the prune phase
+            # Gates took the steps of the prune phase; without a retrain phase nothing trains on.
+            after_gates = stage == RETRAINED and (method.is_learned or not pieces.retrain)
             trained = pieces.retrain + (0.0 if after_gates else pieces.prune)
             seconds += passes + (0.0 if is_post_hoc(stage) else trained)
     return seconds + sum(shared.values())

@@ -276,7 +276,7 @@ def comparison_of(line: CommandLine, run: RunDirectory) -> Comparison:
 
 
 def all_results(comparison: Comparison, run: RunDirectory, resolved: str, launcher: LauncherOptions) -> Results:
-    """Return the results of all seeds. Write ``unfinished.csv`` after every row."""
+    """Return the results of all seeds. Write ``comparison.unfinished.csv`` after every row."""
     processes.start(make_trainer(comparison.setup))
     results = Results()
     pieces = sum(len(entry.stages) for entry in comparison.plan([Budget(1, {})] * len(comparison.budgets)))

@@ -364,7 +364,7 @@ def expected_time(experiments: Experiments, own: Method) -> str:
     """Return in a sentence how long a run takes, with the heads that it chooses from and the search for a budget."""
     end, options = experiments.setup.end, experiments.setup.model
     tried = [own, *map(Method.parse, CHEAP_RIVALS)] if "refit" in own.modifiers and options.keep == "best" else []
-    kept = tried[-1] if tried else None  # the heads of a score, which take the longest training
+    kept = Method.parse(CHEAP_RIVALS[0]) if tried else None  # the heads of a score, which take the longest training
     plan = list(plan_of_run(own, None, end, kept, tried=tried, trains=options.trains_with_mask))
     points = 0 if end.compare == "none" else len(end.curve) * len(plan)
     searched = experiments.pruner.gates.size.bit_length() if options.budget == AUTO else 0

@@ -8,7 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from training.stats.numbers import CLOSED, IN_PERCENT, budget_label, counted, listed, shown, signed
+from training.stats.numbers import CLOSED, budget_label, counted, listed, shown, signed
+from training.stats.numbers import unit as unit_of
 from training.stats.significance import SEEDS_FOR_A_CLAIM, SIGNIFICANCE, RankTest
 
 ENOUGH = 0.9
@@ -157,7 +158,7 @@ def _heading(seeds: pd.Series, main_metric: str, chosen_by: str, lower_is_better
         chosen_by: The column that chooses among this project's own methods; empty without any.
     """
     regimes = dict.fromkeys(regime(int(count)) for count in sorted(set(seeds)))
-    scale, lower = " in percent" * (main_metric in IN_PERCENT), " (lower is better)" * lower_is_better
+    scale, lower = " in percent" * bool(unit_of(main_metric)), " (lower is better)" * lower_is_better
     numbers = f"Numbers are test {main_metric}{scale}{lower}"
     explained = " Others are ".join(MEANS[name].lstrip(", " * place) for place, name in enumerate(regimes))
     choice = CHOICE.get(chosen_by, "").replace("highest", "lowest" if lower_is_better else "highest")
@@ -303,7 +304,7 @@ class _BudgetVerdict:
         if math.isnan(pair.p_holm):
             agreeing = pair.behind if below else pair.ahead
             near, far = sorted(abs(shown(self.metric, float(end))) for end in (pair.least, pair.most))
-            ends = f", by {signed(near)} to {signed(far)}".replace("+", "") * (agreeing == pair.seeds > 1)
+            ends = f", by {_gap(near)} to {_gap(far)}" * (agreeing == pair.seeds > 1)
             return f" (in {agreeing} of {counted(pair.seeds, 'seed')}{ends})"
         significant = "significantly" if pair.p_holm < SIGNIFICANCE else "not significantly"
         return f" ({significant}{' for this one seed' * (pair.seeds == 1)})"
