@@ -24,7 +24,7 @@ from training.cli.command_line import split_at_dashes
 from training.cli.exit import finish
 from training.commands.table import run_command
 from training.config.comparison import FROM_DENSE, POST_HOC
-from training.stats.numbers import IN_PERCENT, shown
+from training.stats.numbers import scale, shown
 
 LEVERS: dict[str, tuple[str, list[str]]] = {
     "as configured": ("learned", []),
@@ -95,7 +95,7 @@ def as_text(table: pd.DataFrame) -> str:
         f"| {lever} | " + " | ".join(map(str, row)) + " |" for lever, row in zip(wide.index, wide.to_numpy(), strict=True)
     ]
     seeds = f"mean of {table['seeds'].min()} seeds" if table["seeds"].min() > 1 else "one seed"
-    return "\n".join([*lines, "", f"{metric}{' in percent' if name in IN_PERCENT else ''}, {seeds}.", ""])
+    return "\n".join([*lines, "", f"{metric}{scale(name)}, {seeds}.", ""])
 
 
 def run(options: argparse.Namespace, further: Sequence[str]) -> None:

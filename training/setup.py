@@ -91,7 +91,7 @@ def with_min_steps(setup: Setup, data: TaskData) -> Setup:
 def longer_phases(setup: Setup, data: TaskData) -> dict[str, Any]:
     """Return the epochs of those phases that would have fewer steps than ``min_steps``, by name.
 
-        The retrain phase stays: heads of a score also train for the steps of the prune phase. A limit on training batches has
+    The retrain phase stays: heads of a score also train for the steps of the prune phase. A limit on training batches has
     precedence.
     """
     options, trainer = setup.model, setup.trainer

@@ -17,7 +17,7 @@ from training.config.comparison import STAGES, split_methods
 from training.runs.directory import CONFIG
 from training.runs.resume import FREE_WHEN_RESUMED, is_among, read_options, same_value
 from training.runs.stored import read_json, read_table, read_text
-from training.stats.numbers import CACHE, counted, kinds_kept, shown, unit
+from training.stats.numbers import CACHE, counted, kinds_kept, scale, shown
 from training.truth.tables import COLUMNS, OF_FACTS, by_facts, by_method, by_program
 
 # Check that directories whose results are averaged differ only in their seeds.
@@ -220,7 +220,7 @@ def report(options: Namespace) -> str:
         rows = rows.join(split_costs(rows))  # of all rows, since one may say what another is made of
     rows = choose(rows, options.stage, methods)
     seeds = sorted(int(seed) for seed in rows["seed"].unique())
-    what = f"{options.metric} in percent" if unit(_name(options.metric)) else str(options.metric)
+    what = f"{options.metric}{scale(_name(options.metric))}"
     if len(seeds) > 1:
         what = f"Mean ± standard deviation over {len(seeds)} seeds ({', '.join(map(str, seeds))}), {what}"
     elif seeds:

@@ -72,7 +72,8 @@ def estimate(
     """
     if experiments.cache.holds_any() or (pieces := pieces_of(experiments)) is None:
         return ""
-    whole = seeds * (seconds_of(pieces, plan) + points * pieces.select + refits * pieces.refit) + exports * EXPORT
+    planned = seconds_of(pieces, plan, trains=experiments.options.trains_with_mask)
+    whole = seeds * (planned + points * pieces.select + refits * pieces.refit) + exports * EXPORT
     searches = ("restarts", "draws", "swap")
     without = ", without searches" if any(entry.method.modifiers & set(searches) for entry in plan) else ""
     faster = "; --trainer.precision bf16-mixed is faster here" if pieces.in_bfloat16 > MUCH_FASTER else ""
@@ -112,8 +113,12 @@ def pieces_of(experiments: Experiments) -> Pieces | None:
     )
 
 
-def seconds_of(pieces: Pieces, plan: Sequence[PlanEntry]) -> float:
-    """Return the seconds of a plan. Methods share the dense model, scores, trained gates and refits."""
+def seconds_of(pieces: Pieces, plan: Sequence[PlanEntry], *, trains: bool) -> float:
+    """Return the seconds of a plan. Methods share the dense model, scores, trained gates and refits.
+
+    Args:
+        trains: Whether the stage ``retrained`` trains weights.
+    """
     seconds, shared = pieces.finetune + pieces.select, dict[tuple[object, ...], float]()
     for entry in plan:
         method, budget = entry.method, repr(entry.budget)
@@ -126,10 +131,11 @@ def seconds_of(pieces: Pieces, plan: Sequence[PlanEntry]) -> float:
             shared["refit", method, budget] = pieces.refit
         passes = ROW + pieces.select + pieces.test
         for stage in entry.stages:
-            # Gates took the steps of the prune phase; without a retrain phase nothing trains on.
-            after_gates = stage == RETRAINED and (method.is_learned or not pieces.retrain)
-            trained = pieces.retrain + (0.0 if after_gates else pieces.prune)
-            seconds += passes + (0.0 if is_post_hoc(stage) else trained)
+            seconds += passes
+            if is_post_hoc(stage) or (stage == RETRAINED and not trains):
+                continue
+            took_steps = stage == RETRAINED and method.is_learned  # of the prune phase, for its gates
+            seconds += pieces.retrain if took_steps else pieces.prune + pieces.retrain
     return seconds + sum(shared.values())
 
 

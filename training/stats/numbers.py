@@ -44,6 +44,11 @@ def unit(metric: str) -> str:
     return next((sign for known, sign in IN_PERCENT.items() if metric == known or metric.endswith(f"_{known}")), "")
 
 
+def scale(metric: str) -> str:
+    """Return `` in percent`` for a metric that is shown times 100, and nothing for others."""
+    return " in percent" if unit(metric) else ""
+
+
 def number(metric: str, value: float) -> str:
     """Return a metric's value without its unit, such as ``91.76``; a dash if it is missing."""
     return NONE if math.isnan(value) else f"{shown(metric, value):.2f}"

@@ -8,8 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from training.stats.numbers import CLOSED, budget_label, counted, listed, shown, signed
-from training.stats.numbers import unit as unit_of
+from training.stats.numbers import CLOSED, budget_label, counted, listed, scale, shown, signed
 from training.stats.significance import SEEDS_FOR_A_CLAIM, SIGNIFICANCE, RankTest
 
 ENOUGH = 0.9
@@ -113,8 +112,8 @@ def verdict(
     chosen_by = "select_mean" if has_selection else "mean"
     seeds = statistics["seeds"] if len(statistics) else summary["seeds"]
     has_means = bool(seeds.max() > 1)
-    has_own = bool(summary["method"].isin(list(ours)).any())
-    lines = ["# Verdict", "", _heading(seeds, main_metric, chosen_by if has_own else "", lower_is_better)]
+    choice = CHOICE[chosen_by] if summary["method"].isin(list(ours)).any() else ""
+    lines = ["# Verdict", "", _heading(seeds, main_metric, choice, lower_is_better)]
     counts: list[str] = []
     for stage, of_stage in summary.groupby("stage", sort=False):
         dense = of_stage[are_dense(of_stage["method"])]
@@ -151,17 +150,17 @@ def verdict(
     return "\n".join(lines) + "\n"
 
 
-def _heading(seeds: pd.Series, main_metric: str, chosen_by: str, lower_is_better: bool) -> str:
+def _heading(seeds: pd.Series, main_metric: str, choice: str, lower_is_better: bool) -> str:
     """Return the sentences on how to read the numbers.
 
     Args:
-        chosen_by: The column that chooses among this project's own methods; empty without any.
+        choice: The explanation of the choice among this project's own methods; empty without any.
     """
     regimes = dict.fromkeys(regime(int(count)) for count in sorted(set(seeds)))
-    scale, lower = " in percent" * bool(unit_of(main_metric)), " (lower is better)" * lower_is_better
-    numbers = f"Numbers are test {main_metric}{scale}{lower}"
+    numbers = f"Numbers are test {main_metric}{scale(main_metric)}{' (lower is better)' * lower_is_better}"
     explained = " Others are ".join(MEANS[name].lstrip(", " * place) for place, name in enumerate(regimes))
-    choice = CHOICE.get(chosen_by, "").replace("highest", "lowest" if lower_is_better else "highest")
+    if lower_is_better:
+        choice = choice.replace("highest", "lowest")
     return numbers + explained + (f" {choice}" if choice and list(regimes) != ["one"] else "")
 
 

@@ -61,6 +61,8 @@ def test_a_comparison_takes_as_long_as_what_its_methods_do(seconds, tmp_path):
     frozen = experiments_of(tmp_path, finetune=2.0, prune=1.0, retrain=0.0)
     plan = list(plan_of_comparison([Method("random")], budgets[:1], ["post hoc", "retrained"]))
     assert seconds(frozen, plan) == alone + 2 * passes  # nothing trains on
+    together = experiments_of(tmp_path, finetune=2.0, prune=1.0, retrain=0.0, pipelined=False)
+    assert seconds(together, plan) == alone + 2 * (passes + 3 * STEPS_PER_EPOCH)  # as gates and weights train together
     plan = list(plan_of_comparison([Method("random")], budgets[:1], ["post hoc"]))
     longer = experiments_of(tmp_path, finetune=3.0, prune=1.0, retrain=1.0)
     assert seconds(longer, plan) == alone + 3 * STEPS_PER_EPOCH
