@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gates.attention.sites import KINDS, AttentionSite
 from gates.scores.ranking import jaccard
-from training.config.comparison import POST_HOC, RETRAINED
+from training.config.comparison import POST_HOC, is_retrained
 from training.stats.numbers import shown, unit
 from training.stats.tables import overlap
 
@@ -174,9 +174,10 @@ def quality_by_budget(curve: pd.DataFrame, comparison: pd.DataFrame, *, metric: 
     column = f"select_{metric}"
     curve, comparison = (table.assign(value=shown(metric, table[column])) for table in (curve, comparison))
     styles = method_styles(list(dict.fromkeys(map(str, curve["method"]))))
-    stages = {stage: comparison[comparison["stage"] == stage] for stage in (POST_HOC, RETRAINED)}
-    lines = pd.concat([curve, stages[POST_HOC]]).drop_duplicates(["method", "heads"]).sort_values("heads")
-    points = stages[RETRAINED][stages[RETRAINED]["method"].isin(styles)]
+    post_hoc = comparison[comparison["stage"] == POST_HOC]
+    retrained = comparison[comparison["stage"].map(is_retrained)]
+    lines = pd.concat([curve, post_hoc]).drop_duplicates(["method", "heads"]).sort_values("heads")
+    points = retrained[retrained["method"].isin(styles)]
     figure = Figure(figsize=(6.4, 3.8), layout="constrained")
     left, *right = figure.subplots(
         1, 1 + bool(len(points)), sharey=True, squeeze=False, width_ratios=(3, 1)[: 1 + bool(len(points))]
@@ -187,7 +188,7 @@ def quality_by_budget(curve: pd.DataFrame, comparison: pd.DataFrame, *, metric: 
         for axes in right:
             axes.scatter([place] * len(own), own["value"], color=style["color"], marker=style["marker"], s=36)
     left.xaxis.set_major_locator(MaxNLocator(integer=True))
-    for axes, table in zip((left, *right), stages.values(), strict=False):
+    for axes, table in zip((left, *right), (post_hoc, retrained), strict=False):
         for value in table.loc[table["method"] == "dense", "value"]:
             axes.axhline(value, color=INK, linestyle=":", label="dense")
         axes.grid(visible=True, axis="y")

@@ -542,7 +542,8 @@ def test_a_refitted_run_keeps_the_best_heads_on_the_selection_split(tmp_path, mo
         second = described["lead"]["second"]
         assert described["lead"]["difference"] == pytest.approx(reached[described["method"]] - reached[second])
         assert reached[second] == sorted(reached.values())[1]
-    final = rows.loc[(described["method"], "retrained")]
+    final = rows.loc[(described["method"], "retrained from dense")]
+    assert final["steps"] - rows.loc[(described["method"], "post hoc"), "steps"] == 32  # of two epochs, whoever chose the heads
     found = described["against_dense"]
     assert found["value"] == pytest.approx(final["test_accuracy"])
     assert found["difference"] == pytest.approx(final["test_accuracy"] - rows.loc[("dense", "post hoc"), "test_accuracy"])

@@ -23,6 +23,7 @@ from training.analysis.heads import (
     causal_classes,
     one_per_layer,
     relevance_of_heads,
+    seconds_of,
     through_training,
 )
 from training.analysis.model import (
@@ -39,6 +40,7 @@ from training.analysis.roles import roles_of_heads
 from training.analysis.survival import survival_of_roles
 from training.cli.command_line import CommandLine, split_options
 from training.cli.exit import stdout
+from training.comparison.estimate import expected, speed_of
 from training.runs import progress
 from training.runs.cost import measured
 from training.runs.directory import LOCK, RunDirectory, only_writer, refuse_file
@@ -241,6 +243,8 @@ def _analyze(line: CommandLine, chosen: Sequence[str], other: Sequence[str]) -> 
     if len(experiments) > 1:
         titles = "; ".join(TITLES[name] for name in experiments)
         console.print(f"{len(experiments)} experiments: {titles}", soft_wrap=True, highlight=False)
+    if dense is not None and set(experiments) <= set(WITHOUT_TREES) and (speed := speed_of(dense)) is not None:
+        progress.notice(expected(sum(seconds_of(name, dense, speed) for name in experiments)))
     for name, experiment in experiments.items():
         console.print(f"[bold]{TITLES[name]}[/bold]")
         try:

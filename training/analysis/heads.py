@@ -31,6 +31,7 @@ from training.analysis.model import (
     outcomes,
 )
 from training.analysis.plots import causal_map, effect_map, quality_by_kind, quality_through_training, scatter
+from training.comparison.estimate import Speed, score_seconds
 from training.data.base import TaskData
 from training.pruner.module import HeadPruner
 from training.runs import progress
@@ -160,6 +161,18 @@ def by_kind(dense: LoadedRun) -> AnalysisResult:
             f"{measure.name} stays {limit}."
         )
     return AnalysisResult({"by_kind": table}, {"by_kind": quality_by_kind(table, measure=measure)}, sentences, numbers)
+
+
+def seconds_of(name: str, dense: LoadedRun, speed: Speed) -> float:
+    """Return the expected seconds of one of the three experiments above. A mask costs half a pass (see :func:`outcomes`)."""
+    data, size, kinds = dense.data, dense.gates.size, len(dense.gates.kind_sizes())
+    select, test = (speed.single * len(loader) for loader in (data.val_dataloader(), data.test_dataloader()))
+    parts = kinds + (kinds > 1)
+    return {
+        "ablate": size / 2 * test,
+        "one-per-layer": size / 2 * select + len(dense.gates.sizes) / 2 * test,
+        "by-kind": (1 + parts * STEPS) * score_seconds(speed, data) + 2 * parts * STEPS * test,
+    }[name]
 
 
 def prune_counts(heads: int) -> list[int]:

@@ -47,11 +47,12 @@ from training.cli.command_line import CommandLine
 from training.cli.exit import stdout
 from training.commands.options import Format
 from training.commands.preflight import check_no_others
+from training.comparison.estimate import EXPORT, expected, refit_seconds, speed_of
 from training.comparison.methods import Method, file_name, mask_found_by, own_method
 from training.comparison.run import metrics_on_test
 from training.config import PrunerOptions, RefitOptions
 from training.config.checks import check_range
-from training.config.comparison import POST_HOC, RETRAINED
+from training.config.comparison import POST_HOC, is_retrained
 from training.config.data import TOKENIZER_FILES
 from training.pruner.checkpoints import KEPT, check_identity, read_checkpoint
 from training.pruner.module import PRUNED_BEFORE
@@ -335,6 +336,9 @@ def _model_and_mask(line: CommandLine, padding: bool | LatencyTable) -> tuple[Tr
         if options.format == "stock":
             inputs = example_inputs(trained.model)
             copy_in_form(trained.model, mask, "stock", inputs, pad_heads=padding)  # possible, whatever the weights?
+        if (speed := speed_of(dense())) is not None:
+            selection = speed.batch * len(dense().data.val_dataloader())  # of the dense model
+            progress.notice(expected(refit_seconds(speed, dense().data) + selection + bool(options.measure) * EXPORT))
         trained, refit, reached = refitted_to(trained, mask, dense())
         if others := names_of_other_data(line.rest):
             trained = replace(trained, changed=f"{trained.changed}, with data given at the export ({', '.join(others)})")
@@ -481,11 +485,12 @@ def _card(trained: TrainedModel, mask: Tensor, ranking: str, cost: Cost | None) 
         metrics = read_json(file, dict)
         described = metrics.get("run")
         try:
-            dense = described.get("dense", {})  # type: ignore[union-attr]
+            dense: Mapping[str, Mapping[str, Any]] = described.get("dense", {})  # type: ignore[union-attr]
+            trained_on = next((row for stage, row in dense.items() if is_retrained(stage)), dense.get(POST_HOC, {}))
             dropped = described.get("refits_dropped", ())  # type: ignore[union-attr]
             known = {
                 "metrics": metrics_on_test(described["result"]),  # type: ignore[index]
-                "dense_metrics": metrics_on_test(dense.get(RETRAINED, dense.get(POST_HOC, {}))),
+                "dense_metrics": metrics_on_test(trained_on),
                 "notes": card_notes(metrics),
                 **described.get("data", {}),  # type: ignore[union-attr]
             }

@@ -1,4 +1,4 @@
-"""How long a run takes on a CPU, from the time of two batches."""
+"""How long a command takes on a CPU, from the time of two batches."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import torch
 
 from training.comparison.experiments import Experiments
 from training.comparison.plan import PlanEntry
-from training.config import RefitOptions
+from training.config import PrunerOptions, RefitOptions
 from training.config.comparison import RETRAINED, is_post_hoc
+from training.data.base import TaskData
 from training.data.translation import TranslationData
 from training.scoring.scorers import SCORERS
 from training.scoring.subject import ScoringContext
@@ -33,12 +34,25 @@ MAX_PARAMETERS = 500_000_000
 
 
 @dataclass(frozen=True)
-class Pieces:
-    """The seconds of the pieces of an experiment: the phases of a training, a pass over a split, a refit, and a score.
+class Speed:
+    """The seconds of a forward pass over a batch of the selection split.
 
     Args:
-        in_bfloat16: How many times as fast a forward pass is in bfloat16 as in the trainer's precision.
+        batch: In the trainer's precision.
+        single: In single precision, as scores and analyses compute.
+        half: In bfloat16.
+        examples: The number of examples in the batch.
     """
+
+    batch: float
+    single: float
+    half: float
+    examples: int
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """The seconds of the pieces of an experiment: the phases of a training, a pass over a split, a refit, and a score."""
 
     finetune: float
     prune: float
@@ -47,7 +61,6 @@ class Pieces:
     test: float
     refit: float
     score: float
-    in_bfloat16: float
 
 
 def estimate(
@@ -70,47 +83,66 @@ def estimate(
         refits: The number of refits that are not in the plan.
         exports: Whether a model is exported at the end.
     """
-    if experiments.cache.holds_any() or (pieces := pieces_of(experiments)) is None:
+    subject = ScoringContext(experiments.pruner, experiments.data, experiments.trainer())
+    if experiments.cache.holds_any() or (speed := speed_of(subject)) is None:
         return ""
+    pieces = pieces_of(speed, subject, experiments.options)
     planned = seconds_of(pieces, plan, trains=experiments.options.trains_with_mask)
     whole = seeds * (planned + points * pieces.select + refits * pieces.refit) + exports * EXPORT
     searches = ("restarts", "draws", "swap")
     without = ", without searches" if any(entry.method.modifiers & set(searches) for entry in plan) else ""
-    faster = "; --trainer.precision bf16-mixed is faster here" if pieces.in_bfloat16 > MUCH_FASTER else ""
-    return f"about {duration(whole)} on this machine{without}{faster}"
+    faster = "; --trainer.precision bf16-mixed is faster here" if speed.batch > MUCH_FASTER * speed.half else ""
+    return f"{expected(whole)}{without}{faster}"
 
 
-def pieces_of(experiments: Experiments) -> Pieces | None:
-    """Return the seconds of the pieces from the time of two batches; None if they are unknown."""
-    subject = ScoringContext(experiments.pruner, experiments.data, experiments.trainer())
+def expected(seconds: float) -> str:
+    """Return an expected time in words."""
+    return f"about {duration(seconds)} on this machine"
+
+
+def speed_of(subject: ScoringContext) -> Speed | None:
+    """Return the speed of a model on this machine; None if it is unknown."""
     size = sum(parameter.numel() for parameter in subject.backbone.parameters())
     alone = subject.device.type == "cpu" and subject.trainer.world_size == 1
-    if not alone or size > MAX_PARAMETERS or isinstance(experiments.data, TranslationData):
+    if not alone or size > MAX_PARAMETERS or isinstance(subject.data, TranslationData):
         return None
-    data, options = experiments.data, experiments.options
-    is_half = subject.trainer.precision == "bf16-mixed"
     with torch.random.fork_rng([]):  # loaders draw seeds
-        step = (1 + BACKWARD) * _forward(subject, next(iter(data.train_dataloader())), half=is_half)
-        evaluated = next(iter(data.val_dataloader()))
-        single, half = (_forward(subject, evaluated, half=half) for half in (False, True))
-        batch = half if is_half else single
-        examples = len(evaluated["labels"])
-        select, test = (batch * len(loader) for loader in (data.val_dataloader(), data.test_dataloader()))
+        batch = next(iter(subject.data.val_dataloader()))
+        single, half = (_forward(subject, batch, half=half) for half in (False, True))
+    return Speed(half if _is_half(subject) else single, single, half, len(batch["labels"]))
+
+
+def pieces_of(speed: Speed, subject: ScoringContext, options: PrunerOptions) -> Pieces:
+    """Return the seconds of the pieces of an experiment, whose training steps have the time of a further batch."""
+    data = subject.data
+    with torch.random.fork_rng([]):
+        step = (1 + BACKWARD) * _forward(subject, next(iter(data.train_dataloader())), half=_is_half(subject))
+        select, test = (speed.batch * len(loader) for loader in (data.val_dataloader(), data.test_dataloader()))
         finetune, prune, retrain = (
             step * len(data.batches_of_run(epochs=epochs, first=0, rank=0, world=1)) if epochs else 0.0
             for epochs in (options.finetune, options.prune, options.retrain)
         )
-    available = data.splits["train"].num_rows
     return Pieces(
         finetune=finetune,
         prune=prune,
         retrain=retrain,
         select=select,
         test=test,
-        refit=REFIT * (batch + single) / examples * min(RefitOptions().rows, available) + 2 * select,
-        score=(1 + BACKWARD) * single / examples * min(data.options.score_rows, available),
-        in_bfloat16=batch / half,
+        refit=refit_seconds(speed, data),
+        score=score_seconds(speed, data),
     )
+
+
+def score_seconds(speed: Speed, data: TaskData) -> float:
+    """Return the seconds of a score with a backward pass."""
+    rows = min(data.options.score_rows, data.splits["train"].num_rows)
+    return (1 + BACKWARD) * speed.single / speed.examples * rows
+
+
+def refit_seconds(speed: Speed, data: TaskData) -> float:
+    """Return the seconds of a refit with its two passes over the selection split."""
+    rows = min(RefitOptions().rows, data.splits["train"].num_rows)
+    return REFIT * (speed.batch + speed.single) / speed.examples * rows + 2 * speed.batch * len(data.val_dataloader())
 
 
 def seconds_of(pieces: Pieces, plan: Sequence[PlanEntry], *, trains: bool) -> float:
@@ -137,6 +169,10 @@ def seconds_of(pieces: Pieces, plan: Sequence[PlanEntry], *, trains: bool) -> fl
             took_steps = stage == RETRAINED and method.is_learned  # of the prune phase, for its gates
             seconds += pieces.retrain if took_steps else pieces.prune + pieces.retrain
     return seconds + sum(shared.values())
+
+
+def _is_half(subject: ScoringContext) -> bool:
+    return subject.trainer.precision == "bf16-mixed"
 
 
 def _forward(subject: ScoringContext, batch: Mapping[str, Any], *, half: bool) -> float:

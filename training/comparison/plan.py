@@ -20,7 +20,7 @@ from training.comparison.experiments import GATES_OVER_TIME, Experiments
 from training.comparison.methods import REFITTED_RIVALS, RENAMED, RIVALS, Method, check_given_masks, is_method
 from training.comparison.selection import KNOWN_MASK, MaskSelector, Selection
 from training.comparison.tables import Results, Row
-from training.config import BudgetOption, DistilWeights, EndOfRun, Setup
+from training.config import BudgetOption, DistilWeights, EndOfRun, PrunerOptions, Setup
 from training.config.comparison import (
     AT_TOTAL_COST,
     FROM_DENSE,
@@ -85,6 +85,17 @@ def check_rows(methods: Sequence[Method], stages: Sequence[str]) -> None:
         )
 
 
+def training_stage(options: PrunerOptions) -> str | None:
+    """Return the stage of a run that trains weights with its heads; None if it trains none.
+
+    A refit starts from the dense model, so all heads get equally long training. Without a refit, or if weights train together
+    with the gates, a run is one training through all phases.
+    """
+    if not options.trains_with_mask:
+        return None
+    return FROM_DENSE if options.refits and options.pipelined else RETRAINED
+
+
 def plan_of_run(
     own: Method,
     budget: Budget | None,
@@ -92,7 +103,7 @@ def plan_of_run(
     kept: Method | None = None,
     *,
     tried: Sequence[Method] = (),
-    trains: bool = True,
+    stage: str | None = None,
 ) -> Iterator[PlanEntry]:
     """Yield the comparison of a run: the dense model, every rival, and the user's own scores and masks to retrain.
 
@@ -102,7 +113,7 @@ def plan_of_run(
         budget: The run's budget. None if it is not needed yet.
         kept: The method whose heads the run keeps. Default: the run's method.
         tried: The methods that it chose from.
-        trains: Whether the run trains weights after the mask is known.
+        stage: The stage that trains weights with a mask; see :func:`training_stage`. None if the run has none.
     """
     kept = kept or own
     named = [*(end.retrained or []), *end.from_scratch]
@@ -120,8 +131,8 @@ def plan_of_run(
         stages = []
         if end.compare != "none" or method in (DENSE, own, kept, *tried):
             stages.append(POST_HOC)
-        if own != DENSE and trains and (method == kept or (end.compare == "full" and method.name in retrained)):
-            stages.append(RETRAINED)
+        if own != DENSE and stage is not None and (method == kept or (end.compare == "full" and method.name in retrained)):
+            stages.append(stage)
         if end.compare == "full" and {method.name, own.base if method == own else method.name} & set(end.from_scratch):
             stages.append(FROM_SCRATCH)
         if stages:
@@ -262,13 +273,14 @@ def retrained(experiments: Experiments, selection: Selection, *, keeps_weights: 
     )
 
 
-def retrained_from_dense(experiments: Experiments, selection: Selection) -> Experiment:
+def retrained_from_dense(experiments: Experiments, selection: Selection, *, keeps_weights: bool = False) -> Experiment:
     """Retrain from the dense weights, refitted if the method says so, for as many steps as a known mask gets.
 
     The steps that trained the gates found the mask and count for nothing else, like the passes of a score.
     """
     distil = {name: value for name, value in selection.changes.items() if name in DistilWeights().changes}
-    return experiments.retrain(selection.values, start=selection.refit or experiments.dense(), changes={**KNOWN_MASK, **distil})
+    start, changes = selection.refit or experiments.dense(), {**KNOWN_MASK, **distil}
+    return experiments.retrain(selection.values, start=start, changes=changes, keeps_weights=keeps_weights)
 
 
 def retrained_at_total_cost(experiments: Experiments, selection: Selection) -> Experiment:

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,22 @@ from training.comparison.estimate import estimate
 from training.comparison.experiments import Experiments, read_weights, weights_of
 from training.comparison.latency import achieved, keep_table, timed
 from training.comparison.methods import CHEAP_RIVALS, Method, check_given_masks, file_name, mask_found_by, own_method
-from training.comparison.plan import PlanEntry, curve_of_run, plan_of_run, retrained, run_seed
+from training.comparison.plan import (
+    PlanEntry,
+    curve_of_run,
+    plan_of_run,
+    retrained,
+    retrained_from_dense,
+    run_seed,
+    training_stage,
+)
 from training.comparison.quality import fewest_heads, measure_of
 from training.comparison.selection import MaskSelector, Selection
 from training.comparison.tables import Results, against_dense, against_second, save_translations, score_columns, write_tables
 from training.comparison.terminal import show_run
 from training.comparison.wandb import send_run
 from training.config import PrunerOptions, Setup, SwapSearch
+from training.config.comparison import FROM_DENSE
 from training.config.data_base import MORE
 from training.config.model import AUTO
 from training.data.base import TaskData
@@ -98,26 +108,31 @@ def with_found_budget(experiments: Experiments, run: RunDirectory) -> Experiment
     return Experiments(experiments.setup.with_budget(heads), experiments.data, cache=experiments.cache)
 
 
-def choose_heads(selector: MaskSelector, own: Method, budget: Budget | None, options: PrunerOptions) -> Kept:
-    """Return the heads to keep: those of the run's method or, with a refit, the best of it and of cheap rivals."""
+def choose_heads(selector: MaskSelector, own: Method, budget: Budget | None, options: PrunerOptions, *, post_hoc: bool) -> Kept:
+    """Return the heads to keep: those of the run's method or, with a refit, the best of it and of cheap rivals.
+
+    Args:
+        post_hoc: Whether they are for the dense model; see :meth:`MaskSelector.select`.
+    """
+    select = partial(selector.select, budget=budget, post_hoc=post_hoc)
     if "refit" not in own.modifiers:
-        return Kept(own, own, selector.select(own, budget), {})
+        return Kept(own, own, select(own), {})
     assert budget is not None
     try:
-        best, reached = own, dict[str, float]()
         if options.keep == "best":
-            best, reached = best_refitted(selector, [own, *map(Method.parse, CHEAP_RIVALS)], budget)
-        return Kept(own, best, selector.select(best, budget), reached)
+            selections = {method: select(method) for method in (own, *map(Method.parse, CHEAP_RIVALS))}
+            best, reached = best_refitted(selector, selections)
+            return Kept(own, best, selections[best], reached)
+        return Kept(own, own, select(own), {})
     except RefitError as error:  # such as weights that two projections share
         progress.notice(f"the run continues without a refit: {error}")
         own = replace(own, modifiers=own.modifiers - {"refit"})
-        return Kept(own, own, selector.select(own, budget), {})
+        return Kept(own, own, select(own), {})
 
 
-def best_refitted(selector: MaskSelector, methods: Sequence[Method], budget: Budget) -> tuple[Method, dict[str, float]]:
+def best_refitted(selector: MaskSelector, selections: Mapping[Method, Selection]) -> tuple[Method, dict[str, float]]:
     """Return the method with ``+refit`` whose refit is best on the selection split, and all metrics, the best first."""
-    refits = {method: selector.select(method, budget).refit for method in methods}
-    results = {method: refit.result for method, refit in refits.items() if refit is not None}
+    results = {method: one.refit.result for method, one in selections.items() if one.refit is not None}
     best_first = sorted(results, key=lambda method: selector.goodness(results[method]), reverse=True)
     return best_first[0], {method.name: results[method]["reached"] for method in best_first}
 
@@ -338,7 +353,7 @@ def fit(line: CommandLine) -> RunDirectory:
     quiet_libraries()
     setup = line.setup
     own = own_method(setup.model)
-    plan = list(plan_of_run(own, None, setup.end, trains=setup.model.trains_with_mask))  # raises for names of no method
+    plan = list(plan_of_run(own, None, setup.end, stage=training_stage(setup.model)))  # raises for names of no method
     check_plan(setup, plan)
     options = line.options.clone()
     options.existing = "refuse"  # of this call alone: a run that is started from the file replaces nothing unasked
@@ -364,8 +379,7 @@ def expected_time(experiments: Experiments, own: Method) -> str:
     """Return in a sentence how long a run takes, with the heads that it chooses from and the search for a budget."""
     end, options = experiments.setup.end, experiments.setup.model
     tried = [own, *map(Method.parse, CHEAP_RIVALS)] if "refit" in own.modifiers and options.keep == "best" else []
-    kept = Method.parse(CHEAP_RIVALS[0]) if tried else None  # the heads of a score, which take the longest training
-    plan = list(plan_of_run(own, None, end, kept, tried=tried, trains=options.trains_with_mask))
+    plan = list(plan_of_run(own, None, end, tried=tried, stage=training_stage(options)))
     points = 0 if end.compare == "none" else len(end.curve) * len(plan)
     searched = experiments.pruner.gates.size.bit_length() if options.budget == AUTO else 0
     return estimate(experiments, plan, points=points, refits=searched, exports=own.base != "dense")
@@ -408,16 +422,18 @@ def train_and_compare(
         swaps = SwapSearch(passes=setup.model.swaps) if setup.model.swaps else SwapSearch()
         selector = MaskSelector(experiments, [budget.option(gates.kind_sizes())], swaps=swaps, as_configured=own.base)
         learned = selector.select(Method(own.base), budget if own.is_learned else None).start
-        kept = choose_heads(selector, own, budget if own.is_learned else None, setup.model)
+        stage = training_stage(setup.model)
+        kept = choose_heads(selector, own, budget if own.is_learned else None, setup.model, post_hoc=stage == FROM_DENSE)
         own, chosen = kept.own, kept.selection
-        final = chosen.start if kept.method.base == "dense" else retrained(experiments, chosen, keeps_weights=True)
+        train = retrained_from_dense if stage == FROM_DENSE else retrained
+        final = chosen.start if kept.method.base == "dense" else train(experiments, chosen, keeps_weights=True)
     pruner = keep_checkpoints(run, experiments, final, kept, learned)
     metrics = final if own.base != "dense" else experiments.post_hoc(kept.selection.values)
     cost = processes.in_first(lambda: export(run, pruner, data, kept, metrics.result))
     latency = achieved(setup, pruner, data)
 
-    tried, trains = list(map(Method.parse, kept.reached)), setup.model.trains_with_mask
-    plan = list(plan_of_run(own, budget, setup.end, kept.method, tried=tried, trains=trains))
+    tried = list(map(Method.parse, kept.reached))
+    plan = list(plan_of_run(own, budget, setup.end, kept.method, tried=tried, stage=stage))
     results = Results(pruner=pruner, data=data, budgets=[budget])
     compares = setup.end.compare != "none"
     with progress.stage("comparison", sum(len(entry.stages) for entry in plan)) as shown:

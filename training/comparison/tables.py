@@ -24,7 +24,7 @@ from training.comparison.experiments import PREDICTIONS, Experiments
 from training.comparison.methods import Method, file_name
 from training.comparison.selection import MaskSelector, Selection
 from training.config import Setup
-from training.config.comparison import POST_HOC, RETRAINED
+from training.config.comparison import POST_HOC, is_retrained
 from training.config.data import Synthetic
 from training.data.base import TaskData
 from training.data.synthetic import SyntheticData
@@ -119,8 +119,7 @@ class Results:
 
     def last_row(self, method: str) -> Row:
         """Return the row of a method's model at the end of a run: retrained if it was retrained, and otherwise post hoc."""
-        rows = {row.stage: row for row in self.rows if row.method == method}
-        return rows.get(RETRAINED, rows[POST_HOC])
+        return next((row for row in self.rows if row.method == method and is_retrained(row.stage)), self.post_hoc(method))
 
     def post_hoc(self, method: str) -> Row:
         """Return the row of a method without training."""
@@ -282,14 +281,14 @@ def against_dense(results: Results, kept: Method) -> dict[str, float | bool]:
     if kept.base == "dense":
         return {}
     final = results.last_row(kept.name)
-    dense = results.last_row("dense") if final.stage == RETRAINED else results.post_hoc("dense")
+    dense = results.last_row("dense") if is_retrained(final.stage) else results.post_hoc("dense")
     metric = metric_of(results.pruner.task, results.data)
     values, replicates, found = compare_pair(final.predictions, dense.predictions, "test", metric)
     low, high = np.quantile(replicates[:, 0], [0.025, 0.975])
     ends = {"difference": found.difference, "difference_low": found.low, "difference_high": found.high}
     _, _, chosen = compare_pair(final.predictions, dense.predictions, "select", metric)
     ends["select_lost"] = max(map(results.pruner.task.gain, (chosen.low, chosen.high))) < 0
-    return {"value": float(values[0]), "low": float(low), "high": float(high), **ends, "retrained": dense.stage == RETRAINED}
+    return {"value": float(values[0]), "low": float(low), "high": float(high), **ends, "retrained": is_retrained(dense.stage)}
 
 
 def against_second(results: Results, reached: Mapping[str, float]) -> dict[str, Any]:

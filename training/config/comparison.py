@@ -38,6 +38,11 @@ def is_post_hoc(stage: str) -> bool:
     return stage.startswith(POST_HOC)
 
 
+def is_retrained(stage: str) -> bool:
+    """Return whether a stage trains the weights of the dense model further with the mask."""
+    return stage.startswith(RETRAINED)
+
+
 def is_of_dense(stage: str) -> bool:
     """Return whether a stage puts the mask onto the dense model, not onto weights that were trained with gates."""
     return is_post_hoc(stage) or stage == FROM_DENSE

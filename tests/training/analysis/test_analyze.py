@@ -11,8 +11,9 @@ from gates.errors import GateError
 from tests.training import causal_runs, translation_runs
 from tests.training.analysis.models import BART, make_decoder, make_dense, make_translator
 from tests.training.runs import make_data
+from training.analysis.analyze import EXPERIMENTS, WITHOUT_TREES
 from training.analysis.heads import ablate_each, across_domains, by_kind, one_per_layer
-from training.analysis.model import Outcomes, gate_columns, head_importance, load_run, outcomes
+from training.analysis.model import AnalysisResult, Outcomes, gate_columns, head_importance, load_run, outcomes
 from training.commands.table import run_command
 from training.stats.significance import holm, mcnemar
 
@@ -155,6 +156,24 @@ def test_other_data_must_be_of_the_same_task(dense):
 
 def call(run, out, *arguments):
     return run_command("analyze", [str(run), "--run_dir", str(out), *arguments])
+
+
+@pytest.mark.integration
+def test_an_analysis_names_its_experiments_and_their_time_first(run, tmp_path, capsys, monkeypatch):
+    """Every forward pass takes a second here, whatever its batch. A mask costs half a pass in the first two experiments."""
+    monkeypatch.setattr("training.comparison.estimate._forward", lambda subject, batch, half: 1.0)
+    monkeypatch.setattr("training.comparison.estimate.duration", str)
+    for name in WITHOUT_TREES:
+        monkeypatch.setitem(EXPERIMENTS, name, lambda dense: AnalysisResult({}, {}, [], {}))
+    assert call(run, tmp_path / "out") == 0
+    said = capsys.readouterr().out
+    titles = "Each head removed alone; One head per layer; Quality against budget, by kind of attention"
+    assert f"3 experiments: {titles}\n" in said
+    dense = load_run(str(run))
+    select, test = len(dense.data.val_dataloader()), len(dense.data.test_dataloader())
+    scoring = (1 + 10) * 3 * 64 / len(next(iter(dense.data.val_dataloader()))["labels"])  # once, and before each of ten steps
+    seconds = 8 / 2 * test + (8 / 2 * select + 2 / 2 * test) + (scoring + 2 * 10 * test)
+    assert f"about {seconds} on this machine" in said
 
 
 @pytest.mark.integration

@@ -224,7 +224,7 @@ def test_a_run_is_compared_with_scores_and_masks_that_are_named(mask):
 
 
 def of_run(own="learned", **end):
-    plan = plan_of_run(Method.parse(own), Budget(3, {}), EndOfRun(**end))
+    plan = plan_of_run(Method.parse(own), Budget(3, {}), EndOfRun(**end), stage="retrained")
     return {one.method.name: one.stages for one in plan}
 
 
@@ -239,7 +239,7 @@ def test_a_run_is_compared_as_far_as_it_is_asked():
 
 def test_a_run_trains_the_heads_it_keeps_and_shows_those_of_its_gates():
     own, kept, end = Method.parse("learned+refit"), Method.parse("obs+refit"), EndOfRun(compare="none")
-    plan = {one.method.name: one.stages for one in plan_of_run(own, Budget(3, {}), end, kept)}
+    plan = {one.method.name: one.stages for one in plan_of_run(own, Budget(3, {}), end, kept, stage="retrained")}
     assert plan == {"dense": ("post hoc",), "obs+refit": STAGES, "learned+refit": ("post hoc",)}
 
 

@@ -313,12 +313,11 @@ def test_the_best_refit_is_that_of_the_metric_and_then_of_the_loss(reached, loss
     experiments = GivenExperiments(quality=lambda mask: 0.5)
     experiments.pruner.task.lower_is_better = sign < 0
     methods = [Method.parse(name) for name in ("learned+refit", "obs+refit", "his+refit")]
-    selector = MaskSelector(experiments, [4])
     results = {
         name: {"reached": sign * value, "loss": loss} for name, value, loss in zip(methods, reached, losses, strict=True)
     }
-    selector.select = lambda method, budget: SimpleNamespace(refit=Experiment(method.name, Path(), results[method]))
-    best, found = best_refitted(selector, methods, Budget(4, {}))
+    selections = {method: SimpleNamespace(refit=Experiment(method.name, Path(), results[method])) for method in methods}
+    best, found = best_refitted(MaskSelector(experiments, [4]), selections)
     assert best.name == expected[0]
     assert found == {name: results[Method.parse(name)]["reached"] for name in expected}
     assert list(found) == expected
