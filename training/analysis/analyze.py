@@ -187,7 +187,7 @@ class OutputDirectory:
         lines = [f"# Analysis of {Path(self.run).resolve().name}", ""]
         lines += [
             "The dense model, of a run at the end of fine-tuning; scores from training data, choices on the selection split,",
-            "results on the test split, metrics in percent. Significance (at 0.05) and intervals",
+            "results on the test split, metrics of classifiers in percent. Significance (at 0.05) and intervals",
             "are over test examples, for this model (those of roles over sentences); another seed would train another.",
         ]
         for name, found in self.findings.items():

