@@ -45,7 +45,7 @@ def files_of(folder, lines_of, *, header=(), ending="tsv", rows=None):
 def results(run):
     """The row of HIS, retrained, with its predictions and targets on the test split, and the metrics of the run."""
     table, metrics = pd.read_csv(run / "comparison.csv"), json.loads((run / "metrics.json").read_text())
-    row = table[(table["method"] == "his") & (table["stage"] == "retrained")].iloc[0]
+    row = table[(table["method"] == "his") & (table["stage"] == "retrained from dense")].iloc[0]
     kept = np.load(run / "experiments" / row["experiment"] / "predictions.npz")
     return row, kept["test_prediction"], kept["test_target"], metrics
 
