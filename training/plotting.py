@@ -177,16 +177,14 @@ def quality_by_budget(curve: pd.DataFrame, comparison: pd.DataFrame, *, metric: 
     post_hoc = comparison[comparison["stage"] == POST_HOC]
     retrained = comparison[comparison["stage"].map(is_retrained)]
     lines = pd.concat([curve, post_hoc]).drop_duplicates(["method", "heads"]).sort_values("heads")
-    points = retrained[retrained["method"].isin(styles)]
+    points = retrained[retrained["method"] != "dense"]
     figure = Figure(figsize=(6.4, 3.8), layout="constrained")
     left, *right = figure.subplots(
         1, 1 + bool(len(points)), sharey=True, squeeze=False, width_ratios=(3, 1)[: 1 + bool(len(points))]
     )[0]
-    for place, (method, style) in enumerate(styles.items()):
-        line, own = lines[lines["method"] == method], points[points["method"] == method]
+    for method, style in styles.items():
+        line = lines[lines["method"] == method]
         left.plot(line["heads"], line["value"], **style, markersize=4, linewidth=1.2, label=method)
-        for axes in right:
-            axes.scatter([place] * len(own), own["value"], color=style["color"], marker=style["marker"], s=36)
     left.xaxis.set_major_locator(MaxNLocator(integer=True))
     for axes, table in zip((left, *right), (post_hoc, retrained), strict=False):
         for value in table.loc[table["method"] == "dense", "value"]:
@@ -194,7 +192,11 @@ def quality_by_budget(curve: pd.DataFrame, comparison: pd.DataFrame, *, metric: 
         axes.grid(visible=True, axis="y")
     left.set(xlabel="heads kept", ylabel=f"{metric}{unit(metric)}, selection split", title="mask alone")
     for axes in right:
-        axes.set(title="retrained", xticks=[], xlabel=f"{int(points['heads'].iloc[0])} heads", xlim=(-1, len(styles)))
+        for place, (method, value) in enumerate(zip(points["method"], points["value"], strict=True)):
+            style = styles.get(method.split("+")[0], {"color": INK, "marker": "o"})  # of the ranking without its modifiers
+            axes.scatter([place], [value], color=style["color"], marker=style["marker"], s=36)
+        axes.set(title="retrained", xlabel=f"{int(points['heads'].iloc[0])} heads", xlim=(-1, len(points)))
+        axes.set_xticks(range(len(points)), points["method"], rotation=90, fontsize="small")
     if lower_is_better:
         spread_widely_(left, [*lines["value"], *points["value"]])
     fewest = curve[curve["heads"] == curve["heads"].min()].sort_values("value", ascending=False, kind="stable")

@@ -521,6 +521,16 @@ def tiny_backbone(folder: Path, *, decoder: bool) -> str:
     return str(folder / "backbone")
 
 
+def check_log_of_a_refitted_run(run):
+    """The training of the gates and then that of the weights, in one line of steps: of 16, 16 and 32."""
+    log = pd.read_csv(run / "metrics.csv")
+    assert log["step"].is_monotonic_increasing
+    trained = log.dropna(subset=["train/phase"]).set_index("step")
+    assert trained["train/phase"].to_dict() == {step: min(step // 16, 2) for step in range(1, 64, 2)}
+    assert trained.loc[33:, "heads/open"].nunique() == 1 < trained["heads/open"].nunique()
+    assert log["select/loss"].notna().sum() == 4
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize("keep", ["best", "learned"])
 def test_a_refitted_run_keeps_the_best_heads_on_the_selection_split(tmp_path, monkeypatch, keep):
@@ -553,3 +563,4 @@ def test_a_refitted_run_keeps_the_best_heads_on_the_selection_split(tmp_path, mo
     assert f"\n- {outcome(described, 'accuracy')['quality']}\n" in card
     masks = [json.loads((run / folder).read_text()) for folder in ("export/mask.json", f"masks/{described['method']}.json")]
     assert masks[0]["heads"] == masks[1]["heads"]
+    check_log_of_a_refitted_run(run)

@@ -141,6 +141,7 @@ class Experiments:
         self._built: tuple[PrunerOptions, HeadPruner] = (self.options, self.pruner)
         self.replacements = Replacements()
         self._loggers: list[Logger] = []
+        self._logged_after = 0
         self.dense_key = identity_of_dense(setup, self.pruner, data, processes=self.trainer().world_size)
 
     def trainer(self, *callbacks: pl.Callback, **overrides: Any) -> pl.Trainer:
@@ -148,13 +149,17 @@ class Experiments:
         return make_trainer(self.setup, *callbacks, **overrides)
 
     @contextmanager
-    def logged_to(self, loggers: Sequence[Logger]) -> Iterator[None]:
-        """Log all training of a ``with`` block, and validate as often as the setup says."""
-        self._loggers = list(loggers)
+    def logged_to(self, loggers: Sequence[Logger], *, after: int = 0) -> Iterator[None]:
+        """Log all training of a ``with`` block, and validate as often as the setup says.
+
+        Args:
+            after: The number of steps that the loggers have from another training, after the start of this one.
+        """
+        self._loggers, self._logged_after = list(loggers), after
         try:
             yield
         finally:
-            self._loggers = []
+            self._loggers, self._logged_after = [], 0
 
     def dense(self) -> Experiment:
         """Return the dense model at the end of fine-tuning, in ``weights.ckpt``."""
@@ -419,7 +424,9 @@ class Experiments:
         if self._loggers:
             interval = self.setup.trainer.val_check_interval or self.data.validation_interval(pruner.epochs)
             watch = {"logger": self._loggers, "val_check_interval": interval}
-            logs = [PositionLog()] if any(isinstance(one, GateLog) for one in callbacks) else [GateLog(), PositionLog()]
+            after = self._logged_after
+            logs = [] if any(isinstance(one, GateLog) for one in callbacks) else [GateLog(after=after)]
+            logs.append(PositionLog(after=after))
         trainer = self.trainer(*callbacks, *logs, *kept, identity=key, **watch, **limit)
         before = CostInCheckpoints.read(last, key) if goes_on else NO_COST
         if start is not None and not goes_on:

@@ -414,9 +414,12 @@ def train_and_compare(
     if expected := expected_time(experiments, own):
         progress.notice(expected)
     wandb_logger = make_logger(setup.wandb, run.path, yaml.safe_load(resolved))
-    with experiments.logged_to([CSVLogger(run.path, name="", version=""), *([wandb_logger] if wandb_logger else [])]):
+    loggers = [CSVLogger(run.path, name="", version=""), *([wandb_logger] if wandb_logger else [])]
+    with experiments.logged_to(loggers):
+        experiments.dense()
         if is_automatic:
             experiments = with_found_budget(experiments, run)
+    with experiments.logged_to(loggers):
         setup, data, gates = experiments.setup, experiments.data, experiments.pruner.gates
         budget = budget_of(experiments, own)
         swaps = SwapSearch(passes=setup.model.swaps) if setup.model.swaps else SwapSearch()
@@ -425,6 +428,7 @@ def train_and_compare(
         stage = training_stage(setup.model)
         kept = choose_heads(selector, own, budget if own.is_learned else None, setup.model, post_hoc=stage == FROM_DENSE)
         own, chosen = kept.own, kept.selection
+    with experiments.logged_to(loggers, after=learned.result["steps"] if stage == FROM_DENSE else 0):
         train = retrained_from_dense if stage == FROM_DENSE else retrained
         final = chosen.start if kept.method.base == "dense" else train(experiments, chosen, keeps_weights=True)
     pruner = keep_checkpoints(run, experiments, final, kept, learned)

@@ -24,7 +24,7 @@ from training.comparison.experiments import PREDICTIONS, Experiments
 from training.comparison.methods import Method, file_name
 from training.comparison.selection import MaskSelector, Selection
 from training.config import Setup
-from training.config.comparison import POST_HOC, is_retrained
+from training.config.comparison import FROM_DENSE, POST_HOC, RETRAINED, is_retrained
 from training.config.data import Synthetic
 from training.data.base import TaskData
 from training.data.synthetic import SyntheticData
@@ -518,7 +518,9 @@ def write_significance(
     """Write the paired bootstrap of every system against a baseline, retrained if there is such a row and else post hoc."""
     rows = []
     for search, texts in systems.items():
-        first = next((name for name in (f"{baseline}.retrained", f"{baseline}.post hoc") if name in texts), None)
+        first = next(
+            (name for name in (f"{baseline}.{stage}" for stage in (RETRAINED, FROM_DENSE, POST_HOC)) if name in texts), None
+        )
         if first is None or len(texts) < 2:
             continue
         ordered = {first: texts[first], **{name: own for name, own in sorted(texts.items()) if name != first}}

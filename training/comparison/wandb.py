@@ -13,7 +13,7 @@ from pytorch_lightning.loggers import WandbLogger
 
 from training.comparison.tables import Results
 from training.config import WandbOptions
-from training.config.comparison import is_post_hoc
+from training.config.comparison import is_retrained
 from training.runs.directory import RunDirectory
 from training.runs.stored import read_table
 from training.runs.tracking import resolved_mode, run_id, start
@@ -64,8 +64,7 @@ def summary_of_run(rows: pd.DataFrame, described: Mapping[str, Any], main_metric
     summary: dict[str, Any] = {f"select/{name[7:]}": value for name, value in result.items() if name.startswith("select_")}
     measured = [name for name in rows.columns if name.startswith("test_")]
     for _, row in rows.iterrows():
-        place = "post_hoc/" if is_post_hoc(row["stage"]) else ""
-        place = f"{row['stage']}/" if row["stage"] not in ("post hoc", "retrained") else place
+        place = "" if is_retrained(row["stage"]) else f"{row['stage']}/"
         for name in measured:
             summary[f"{place}test/{name[5:]}/{row['method']}".replace(" ", "_")] = row[name]
     for name in measured:

@@ -23,10 +23,11 @@ class GateLog(pl.Callback):
 
     Args:
         pictures: The number of heat maps that are sent to W&B over the prune phase; the mask follows it.
+        after: The number of steps of the same log that another training made after the start of this one.
     """
 
-    def __init__(self, pictures: int = 8) -> None:
-        self.pictures = pictures
+    def __init__(self, pictures: int = 8, *, after: int = 0) -> None:
+        self.pictures, self.after = pictures, after
         self._sent = 0
         self.steps: list[int] = []
         self.values: list[Tensor] = []
@@ -72,7 +73,7 @@ class GateLog(pl.Callback):
         pruner.log_dict(logged, rank_zero_only=True)
         first, last, _ = pruner.boundaries
         due = self._sent + (last - first) // max(1, self.pictures)
-        if first < step <= last and step >= max(first, due):
+        if not pruner.is_fixed and first < step <= last and step >= max(first, due):
             self._sent = step
             self._send_picture(trainer, pruner, values, f"gates at step {step}")
 
@@ -84,7 +85,7 @@ class GateLog(pl.Callback):
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger) and trainer.is_global_zero:
                 figure = gate_heat_map(pruner.gates.sites, pruner.gates.to_heads(values), title=title)
-                logger.log_image("gates", [figure_image(figure)], step=trainer.global_step)
+                logger.log_image("gates", [figure_image(figure)], step=trainer.global_step + self.after)
 
     def of_pruning(self, pruner: HeadPruner) -> pd.DataFrame:
         """Return the rows of :meth:`table` in the prune phase; a checkpoint may have brought earlier ones."""
@@ -115,9 +116,13 @@ class PositionLog(pl.Callback):
     ``train/phase`` is the number of the phase in :data:`PHASES`, ``train/learning_rate`` that of the backbone and
     ``train/gate_learning_rate`` that of the gates. ``train/price`` is the price of an expected open head.
     ``train/steps_per_second`` and ``train/examples_per_second`` are of this process since the last entry, without evaluation.
+
+    Args:
+        after: As of :class:`GateLog`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, after: int = 0) -> None:
+        self.after = after
         self._since = time.perf_counter()
         self._steps = self._examples = 0
 
@@ -132,7 +137,7 @@ class PositionLog(pl.Callback):
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         if trainer.state.fn == "fit":
-            pl_module.log("epoch", epoch_of(pl_module, trainer.global_step), rank_zero_only=True)
+            pl_module.log_dict(place_of(pl_module, trainer.global_step + self.after), rank_zero_only=True)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: dict[str, Any], batch_idx: int
@@ -144,12 +149,18 @@ class PositionLog(pl.Callback):
             return
         seconds = max(time.perf_counter() - self._since, 1e-9)
         speed = {"steps": (step - self._steps) / seconds, "examples": self._examples / seconds}
-        logged = position_of(pl_module, step) | {f"train/{name}_per_second": value for name, value in speed.items()}
+        logged = position_of(pl_module, step) | place_of(pl_module, step + self.after)
+        logged |= {f"train/{name}_per_second": value for name, value in speed.items()}
         pl_module.log_dict(logged, rank_zero_only=True)
         self._restart(trainer)
 
     def _restart(self, trainer: pl.Trainer) -> None:
         self._since, self._steps, self._examples = time.perf_counter(), trainer.global_step, 0
+
+
+def place_of(pruner: HeadPruner, step: int) -> dict[str, float]:
+    """Return the epoch of an optimiser step, which counts from 1, and its place in the log, which counts from 0."""
+    return {"epoch": epoch_of(pruner, step), "step": step - 1.0}
 
 
 def epoch_of(pruner: HeadPruner, step: int) -> float:
@@ -158,9 +169,9 @@ def epoch_of(pruner: HeadPruner, step: int) -> float:
 
 
 def position_of(pruner: HeadPruner, step: int) -> dict[str, float]:
-    """Return epoch, phase, learning rates and prices of the last step, which counts from 1."""
+    """Return phase, learning rates and prices of the last step, which counts from 1. Fixed gates are of the last phase."""
     done = step - 1
-    logged = {"epoch": epoch_of(pruner, step), "train/phase": float(PHASES.index(pruner.phase(done)))}
+    logged = {"train/phase": float(PHASES.index("retrain" if pruner.is_fixed else pruner.phase(done)))}
     optimizer, factors = pruner.optimizers(), pruner.schedule
     for group in optimizer.param_groups:  # type: ignore[union-attr]
         of_gates = is_of_gates(group)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
+from training.config.comparison import RETRAINED, is_retrained
 from training.report import captions
 from training.report.contents import ReportData, is_dense
 from training.stats.numbers import CACHE, CLOSED, NONE, counted, duration, listed, number, shown, signed, slug, unit
@@ -225,7 +226,10 @@ def experiments_table(contents: ReportData) -> Table:
     names = ["method", "stage", *counts, CACHE, CLOSED, *([] if of_run else ["seed", "budget"]), *measured]
     names.insert(names.index(f"test_{metric}") + 1 if f"test_{metric}" in names else len(names), AGAINST_DENSE)
     names += [] if of_run else COSTS  # of a run, the table of costs has the same rows
-    rows = with_difference(rows, f"test_{metric}", ["seed"] if of_run else ["stage", "seed"])
+    rows = with_difference(rows, f"test_{metric}", ["stage", "seed"])
+    if of_run and AGAINST_DENSE in rows:  # whose dense model may not be retrained
+        post_hoc = with_difference(contents.comparison, f"test_{metric}", ["seed"])[AGAINST_DENSE]
+        rows = rows.assign(**{AGAINST_DENSE: rows[AGAINST_DENSE].fillna(post_hoc)})
     if stated := contents.metrics.get("majority"):
         scored = {f"test_{name}": value for name, value in stated.items() if f"test_{name}" in rows}
         rows = pd.concat([rows, pd.DataFrame([{"method": MAJORITY, "stage": NONE, **scored}])])
@@ -284,7 +288,7 @@ def systems_shown(contents: ReportData, samples: pd.DataFrame) -> dict[str, str]
 
 
 def _stage(contents: ReportData) -> str:
-    return "retrained" if "retrained" in contents.stages or not contents.stages else contents.stages[-1]
+    return next(filter(is_retrained, contents.stages), contents.stages[-1] if contents.stages else RETRAINED)
 
 
 def significance_table(contents: ReportData, rows: pd.DataFrame) -> Table:

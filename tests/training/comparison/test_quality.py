@@ -2,6 +2,7 @@
 
 import json
 
+import pandas as pd
 import pytest
 import torch
 
@@ -70,4 +71,5 @@ def test_a_run_keeps_as_many_heads_as_its_loss_needs(tmp_path):
     found = json.loads((tmp_path / "run" / "metrics.json").read_text())["run"]
     assert (found["kept"], search["budget"], search["method"]) == (1, 1, "obs+refit")
     assert (tmp_path / "run" / "plots" / "budget.png").is_file()
+    assert set(pd.read_csv(tmp_path / "run" / "metrics.csv")["train/phase"].dropna()) == {0, 1, 2}  # all phases are logged
     assert setup_of(RunDirectory.finished(tmp_path / "run")).model.budget == 1

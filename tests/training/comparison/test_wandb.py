@@ -68,9 +68,10 @@ def test_a_comparison_is_a_group_with_a_run_for_every_experiment(tmp_path, monke
     assert capfd.readouterr().err == ""
 
 
-def test_the_summary_of_a_run_is_flat_and_says_what_was_lost():
+@pytest.mark.parametrize("stage", ["retrained", "retrained from dense"])
+def test_the_summary_of_a_run_is_flat_and_says_what_was_lost(stage):
     measured = {"select_accuracy": 0.9, "steps": 12, "seconds": 2.5, "peak_memory_mb": None}
-    of = {("dense", "post hoc"): 0.95, ("learned", "post hoc"): 0.6, ("learned", "retrained"): 0.92}
+    of = {("dense", "post hoc"): 0.95, ("learned", "post hoc"): 0.6, ("learned", stage): 0.92}
     rows = [
         {"method": method, "stage": stage, "heads": 8 if method == "dense" else 3, "test_accuracy": value, **measured}
         | {"test_loss": 1 - value}

@@ -57,8 +57,9 @@ def test_many_methods_are_named_below_the_plot_in_the_order_of_their_ends(method
 
 def test_the_curve_of_a_run_has_its_own_budget_and_the_dense_model_of_each_stage():
     rows = [
-        ("dense", "post hoc", 8, 0.9), ("dense", "retrained", 8, 0.95), ("his", "post hoc", 3, 0.7),
-        ("his", "retrained", 3, 0.8), ("learned", "post hoc", 3, 0.75), ("learned", "retrained", 3, 0.8),
+        ("dense", "post hoc", 8, 0.9), ("dense", "retrained from dense", 8, 0.95), ("his", "post hoc", 3, 0.7),
+        ("his+refit", "retrained from dense", 3, 0.8), ("learned", "post hoc", 3, 0.75),
+        ("learned", "retrained from dense", 3, 0.8),
     ]  # fmt: skip
     comparison = pd.DataFrame(rows, columns=["method", "stage", "heads", "select_accuracy"])
     curve = pd.DataFrame([(name, heads, heads / 10) for name in ("learned", "his") for heads in (4, 2)])
@@ -68,6 +69,7 @@ def test_the_curve_of_a_run_has_its_own_budget_and_the_dense_model_of_each_stage
     assert lines["his"] == [[2, 20], [3, 70], [4, 40]]
     assert [axes.lines[-1].get_ydata()[0] for axes in (alone, retrained)] == [90, 95]
     assert [marks.get_offsets().tolist() for marks in retrained.collections] == [[[0, 80]], [[1, 80]]]
+    assert [label.get_text() for label in retrained.get_xticklabels()] == ["his+refit", "learned"]
     (only,) = quality_by_budget(curve, comparison[comparison["stage"] == "post hoc"], metric="accuracy").axes
     assert only.get_title() == "mask alone"
 
