@@ -24,7 +24,7 @@ from training.report.contents import GateHistory, ReportData, Site
 from training.report.page import make_section, write_report
 from training.report.pictures import figures_for, frames_of, pictures_of, step_label
 from training.report.reading import read_contents
-from training.report.tables import statistics_table
+from training.report.tables import experiments_table, statistics_table
 from training.stats.numbers import NONE
 
 main = partial(run_command, "report")
@@ -325,6 +325,17 @@ def test_open_heads_are_counted_before_seeds_are_averaged_and_end_in_the_mask():
     ended = history.ending_in(np.array([0.0, 1, 0, 0, 0]))  # one of two gates that are open in the end is kept
     assert ended.steps.tolist() == [0, 10, 20, 30]
     assert ended.by_site()[-1].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("is_dense_retrained", [True, False])
+def test_a_retrained_row_of_a_run_is_compared_with_the_retrained_dense_model_if_there_is_one(is_dense_retrained):
+    rows = [("dense", "post hoc", 0.9), ("learned", "post hoc", 0.8), ("learned", "retrained from dense", 0.95)]
+    rows += [("dense", "retrained from dense", 0.97)] * is_dense_retrained
+    table = pd.DataFrame(rows, columns=["method", "stage", "test_accuracy"]).assign(seed=0, heads=4)
+    shown = experiments_table(ReportData(Path("a"), "run", comparison=table))
+    place = [column.name for column in shown.columns].index("against_dense")
+    expected = [NONE, "-10.0", "-2.0" if is_dense_retrained else "+5.0", *[NONE] * is_dense_retrained]
+    assert [cells[place].text for cells in shown.rows] == expected
 
 
 @pytest.mark.integration
