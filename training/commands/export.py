@@ -47,7 +47,7 @@ from training.cli.command_line import CommandLine
 from training.cli.exit import stdout
 from training.commands.options import Format
 from training.commands.preflight import check_no_others
-from training.comparison.estimate import EXPORT, expected, refit_seconds, speed_of
+from training.comparison.estimate import EXPORT, expected, refit_seconds, score_seconds, speed_of
 from training.comparison.methods import Method, file_name, mask_found_by, own_method
 from training.comparison.run import metrics_on_test
 from training.config import PrunerOptions, RefitOptions
@@ -327,6 +327,8 @@ def _model_and_mask(line: CommandLine, padding: bool | LatencyTable) -> tuple[Tr
             check_head_size(trained.model)
 
     def compute(name: str) -> Tensor:
+        if options.refit:
+            _notice_time(dense(), options, scores=True)
         with progress.stage(f"scoring by {name}"):
             return Scores(dense()).ranking(name, seed=dense().setup.run.seed)
 
@@ -336,9 +338,8 @@ def _model_and_mask(line: CommandLine, padding: bool | LatencyTable) -> tuple[Tr
         if options.format == "stock":
             inputs = example_inputs(trained.model)
             copy_in_form(trained.model, mask, "stock", inputs, pad_heads=padding)  # possible, whatever the weights?
-        if (speed := speed_of(dense())) is not None:
-            selection = speed.batch * len(dense().data.val_dataloader())  # of the dense model
-            progress.notice(expected(refit_seconds(speed, dense().data) + selection + bool(options.measure) * EXPORT))
+        if not dense.cache_info().currsize:  # nothing was scored
+            _notice_time(dense(), options)
         trained, refit, reached = refitted_to(trained, mask, dense())
         if others := names_of_other_data(line.rest):
             trained = replace(trained, changed=f"{trained.changed}, with data given at the export ({', '.join(others)})")
@@ -349,6 +350,14 @@ def _model_and_mask(line: CommandLine, padding: bool | LatencyTable) -> tuple[Tr
     elif line.rest and not dense.cache_info().currsize:
         raise GateError(f"{line.rest[0]!r} behind -- is for the run's data, which this export does not read; remove it")
     return trained, mask
+
+
+def _notice_time(dense: LoadedRun, options: Namespace, *, scores: bool = False) -> None:
+    """Say how long the refit and the export take, if that is known."""
+    if (speed := speed_of(dense)) is not None:
+        of_dense = speed.batch * len(dense.data.val_dataloader())
+        seconds = refit_seconds(speed, dense.data) + of_dense + bool(options.measure) * EXPORT
+        progress.notice(expected(seconds + scores * score_seconds(speed, dense.data)))
 
 
 def default_output(options: Namespace) -> str:

@@ -37,7 +37,7 @@ def summary_parser() -> ArgumentParser:
         default="test_accuracy",
         help="The column of comparison.csv: a metric, with fractions in percent, or kv_bytes_per_token.",
     )
-    add("--stage", type=str | None, help="The stage, such as post hoc or retrained (default: all).")
+    add("--stage", type=str | None, help="The stage, such as post hoc or retrained from dense (default: all).")
     add("--costs", action="store_true", help="Show the thousands of examples for selecting heads and for retraining too.")
     add("--verdict", action="store_true", help="Show verdict.md instead of a table.")
     add(

@@ -75,7 +75,7 @@ class ComparisonOptions:
     methods: Listed = "learned,his,hies,random"
     budgets: Listed = "0.5,0.25,0.125"
     seeds: Listed = "0,1,2"
-    stages: Listed = "post hoc,retrained"
+    stages: Listed = f"{POST_HOC},{FROM_DENSE}"
     prices: Listed | None = None
     experiments: LocalPath | None = None
     all_methods: list[str] = field(init=False, repr=False, default_factory=list)

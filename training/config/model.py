@@ -177,8 +177,8 @@ class Phases:
         finetune: The length of the finetune phase in epochs.
         prune: The length of the prune phase in epochs. With 0, ``retrain: 0`` and ``budget: null``, only a dense model is
             trained.
-        retrain: The length of the retrain phase in epochs. After a refit, the prune phase is added, because weights are frozen
-            in it. With 0 no weight is trained.
+        retrain: The length of the retrain phase in epochs; after a refit that of the prune phase is added. With 0 no weight is
+            trained.
         ramp: The share of the prune phase over which the target, the price or the temperature of the relaxed top K reaches its
             final value.
         pipelined: Whether the backbone is frozen in the prune phase (as in the pipelined variant of Li et al. 2021). Otherwise

@@ -26,10 +26,11 @@ class RefitError(GateError):
 
 
 class Quality(NamedTuple):
-    """Hold the main metric and the mean loss of an example, of all processes."""
+    """Hold the main metric and the mean loss of an example, of all processes, and the losses in this one ``[examples]``."""
 
     metric: float
     loss: float
+    losses: Tensor
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class Refit:
     """The result of a refit.
 
     Args:
-        is_applied: Whether the weights are the refitted ones. They stay as they were where the refit makes the model worse.
+        is_applied: Whether the weights are the refitted ones. They stay as they were where the refit makes the model clearly
+            worse.
         refitted: The main metric on the selection split after the refit.
         unrefitted: The metric with the mask alone.
         loss: The loss on the selection split with the weights that stay.
@@ -61,7 +63,10 @@ class Refit:
 
 
 def refit_if_better_(subject: ScoringContext, mask: Tensor, search: RefitOptions, dense: Mapping[str, Tensor]) -> Refit:
-    """Refit weights to a mask, undo it if the model does worse on the selection split, and return how it went.
+    """Refit weights to a mask, undo it if the model does clearly worse on the selection split, and return how it went.
+
+    Clearly worse is a worse metric together with a higher loss by more than two standard errors. A few examples decide a metric
+    on a small split.
 
     Args:
         subject: The model with the weights to refit. They are changed.
@@ -83,15 +88,28 @@ def refit_if_better_(subject: ScoringContext, mask: Tensor, search: RefitOptions
             raise RefitError(f"{subject.device} has too little memory for a refit on {search.rows} rows") from error
         refitted = quality(subject, mask)
     gain, metric = subject.task.gain, subject.task.main_metric
-    is_applied = not math.isnan(refitted.metric) and (math.isnan(alone.metric) or gain(refitted.metric) >= gain(alone.metric))
+    is_applied = not math.isnan(refitted.metric) and (
+        math.isnan(alone.metric)
+        or gain(refitted.metric) >= gain(alone.metric)
+        or not rises(subject, refitted.losses - alone.losses)
+    )
     if not is_applied:
         use_weights_(subject, start)
         progress.notice(
             f"{metric} on the selection split is {quantity(metric, alone.metric)} with a mask of {int(mask.sum())} alone and "
-            f"{quantity(metric, refitted.metric)} after the refit, so these weights stay as they were"
+            f"{quantity(metric, refitted.metric)} after the refit, with a clearly higher loss, so these weights are kept"
         )
     loss = (refitted if is_applied else alone).loss
     return Refit(is_applied, refitted.metric, alone.metric, loss, cost.cost)
+
+
+def rises(subject: ScoringContext, changes: Tensor) -> bool:
+    """Return whether the mean of changes ``[examples]`` of all processes is more than two standard errors above 0."""
+    own = torch.stack([changes.new_tensor(len(changes)), changes.sum(), changes.square().sum()])
+    count, total, squares = subject.summed(own).tolist()
+    mean = total / count
+    variance = max(squares / count - mean**2, 0.0) / max(count - 1, 1)
+    return not mean <= 2 * math.sqrt(variance)
 
 
 def quality(subject: ScoringContext, mask: Tensor) -> Quality:
@@ -99,12 +117,14 @@ def quality(subject: ScoringContext, mask: Tensor) -> Quality:
     loader, limit = subject.data.val_dataloader(), subject.trainer.limit_val_batches
     batches = limit if isinstance(limit, int) else int(limit * len(loader))
     metrics, loss = subject.task.metrics("select").to(subject.device), MeanMetric().to(subject.device)
+    own = list[Tensor]()
     with subject.at_rest(), subject.gates.use(mask.to(subject.device)), torch.no_grad():
         for batch in islice(subject.on_device(loader, bar=False), batches):
             losses, logits = subject.outputs(batch)
             subject.task.update(metrics, subject.backbone, batch, logits)
             loss.update(losses)
-    return Quality(float(metrics.compute()[subject.task.main_metric]), float(loss.compute()))
+            own.append(losses.double())
+    return Quality(float(metrics.compute()[subject.task.main_metric]), float(loss.compute()), torch.cat(own))
 
 
 def copied_weights(subject: ScoringContext) -> dict[str, Tensor]:

@@ -5,13 +5,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from scipy import stats
 
 from tests.training.runs import make_trainer
 from tests.training.scoring.subjects import make_subject
 from training.config import RefitOptions
 from training.pruner.module import evaluate
 from training.scoring import passes, refits
-from training.scoring.refits import Quality, quality, refit_if_better_
+from training.scoring.refits import Quality, quality, refit_if_better_, rises
 from training.stats.numbers import quantity
 
 MASK = torch.tensor([1.0, 0, 0, 1, 0, 1, 0, 0])
@@ -31,9 +32,9 @@ def test_quality_is_what_evaluation_says():
         subject.module.gates.set_mask_(MASK)
         expected = evaluate(make_trainer(limit_val_batches=1.0), subject.module, subject.data, ("select",))
     subject.module.gates.mode = "stochastic"
-    assert quality(subject, MASK) == pytest.approx(
-        (expected[f"select_{subject.task.main_metric}"], expected["select_loss"]), abs=1e-6
-    )
+    found = quality(subject, MASK)
+    assert found[:2] == pytest.approx((expected[f"select_{subject.task.main_metric}"], expected["select_loss"]), abs=1e-6)
+    assert float(found.losses.mean()) == pytest.approx(found.loss)
     assert subject.module.gates.mode == "stochastic"
 
 
@@ -62,8 +63,9 @@ def scripted(monkeypatch):
         for parameter in found.backbone.parameters():
             parameter.data.add_(1.0)
 
-    def judged(*qualities):
-        left = [Quality(float(each), loss) for each, loss in zip(qualities, (1.0, 2.0), strict=True)]
+    def judged(*qualities, changes=(1.0, 1.0, 1.0)):
+        losses = (torch.zeros(len(changes)), torch.tensor(changes))
+        left = [Quality(float(one), loss, own) for one, loss, own in zip(qualities, (1.0, 2.0), losses, strict=True)]
         monkeypatch.setattr(refits, "quality", lambda *_: left.pop(0))
 
     monkeypatch.setattr(refits, "refit", add)
@@ -98,3 +100,28 @@ def test_a_refit_that_is_worse_than_none_or_no_number_is_not_applied(scripted, c
         before, after = (quantity(subject.task.main_metric, sign * value) for value in (0.5, 0.4))
         said = f"is {before} with a mask of 3 alone and {after} after the refit"
         assert said in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_applied"),
+    [
+        ((0.1, 0.2, 0.1, 0.2), False),
+        ((1.5, -0.9, -0.5, 0.4), True),  # its mean, 0.125, is a fifth of its standard error
+        ((-0.1, -0.2, -0.1, 0.0), True),
+        ((0.3,), False),
+        ((0.0, 0.0), True),
+        ((math.inf, 0.1), False),
+    ],
+)
+def test_a_worse_metric_needs_a_clearly_higher_loss(scripted, changes, is_applied):
+    """A few examples of a small split decide its metric."""
+    subject, judged = scripted
+    judged(0.8, 0.7, changes=changes)
+    assert refit_if_better_(subject, MASK, RefitOptions(), parameters_of(subject)).is_applied == is_applied
+
+
+def test_the_noise_of_a_loss_is_students(scripted):
+    changes = torch.randn(50, generator=torch.Generator().manual_seed(0)).double()
+    for shift in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5):
+        t = stats.ttest_1samp((changes + shift).numpy(), 0).statistic
+        assert rises(scripted[0], changes + shift) == (t > 2)
