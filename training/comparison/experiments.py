@@ -245,8 +245,8 @@ class Experiments:
     def refit(self, mask: Tensor, search: RefitOptions, *, start: Experiment, changes: Mapping[str, Any]) -> Experiment:
         """Refit the weights of ``start`` to a mask ``[gates]``: ``weights.ckpt``. The target is the dense model.
 
-        Where the mask alone does better on the selection split, the weights stay. Weights that were frozen are the dense ones,
-        so both share a refit.
+        Where the mask alone does clearly better on the selection split, the weights stay. Weights that were frozen are the
+        dense ones, so both share a refit.
         """
         dense = self.dense()
 

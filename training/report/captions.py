@@ -58,7 +58,7 @@ def outcome(run: Mapping[str, Any], metric: str) -> dict[str, str]:
         trained = f"; after training it is {quantity(metric, last)}" if last != reached[best] else ""
         sentences["choice"] = f"{kept} ({others}){chance}{trained}"
     if dropped := run.get("refits_dropped"):
-        worse = "was worse on the selection split than the mask alone"
+        worse = "was clearly worse on the selection split than the mask alone"
         sentences["refit"] = f"the refit of {listed(dropped)} is left out, because it {worse}"
     if found := run.get("against_dense"):
         low, high = (number(metric, found[name]) for name in ("low", "high"))

@@ -38,6 +38,7 @@ from training.setup import make_trainer, open_data
 
 MEASURED = ["seconds", "peak_memory_mb"]
 STAGES = ("post hoc", "retrained")
+AS_A_RUN = ["--stages", "post hoc,retrained"]  # of a run without a refit
 
 
 def rows_of(folder):
@@ -100,7 +101,7 @@ def swapped(tmp_path_factory):
     common = ["--config", write_config(folder), "--model.init_spread", "0", "--model.learning_rate", "0.01"]
     own = ["--model.swaps", "12", "--compare", "posthoc", "--curve", "[]"]
     assert fit.main([*common, *own, "--run_dir", str(folder / "fit")]) == 0
-    theirs = ["--methods", "learned+swap", "--swap.passes", "12", "--budgets", "3", "--seeds", "0"]
+    theirs = ["--methods", "learned+swap", "--swap.passes", "12", "--budgets", "3", "--seeds", "0", *AS_A_RUN]
     assert (
         run_command("compare", [*common, *theirs, "--run_dir", str(folder / "compare"), "--experiments", str(folder / "cache")])
         == 0
@@ -132,7 +133,7 @@ def test_every_family_of_gates_is_the_method_of_its_name(method, tmp_path):
     common = ["--config", write_config(tmp_path)]
     own = [*FAMILIES[method], "--compare", "posthoc", "--curve", "[]", "--run_dir", str(tmp_path / "fit")]
     assert fit.main([*common, *own]) == 0
-    theirs = ["--methods", method, "--budgets", "3", "--seeds", "0", "--run_dir", str(tmp_path / "compare")]
+    theirs = ["--methods", method, "--budgets", "3", "--seeds", "0", *AS_A_RUN, "--run_dir", str(tmp_path / "compare")]
     assert run_command("compare", [*common, *theirs]) == 0
     assert_same(tmp_path / "fit", tmp_path / "compare", method)
 
@@ -149,7 +150,7 @@ def test_a_run_with_a_price_is_the_method_of_its_name(tmp_path):
     assert 0 < kept < 8
     assert metrics["budgets"] == [kept]
     method = "lambda(noise=configured)"
-    theirs = ["--methods", f"{method},his", "--budgets", str(kept), "--seeds", "0", "--stages", "post hoc,retrained"]
+    theirs = ["--methods", f"{method},his", "--budgets", str(kept), "--seeds", "0", *AS_A_RUN]
     assert run_command("compare", [*priced, *theirs, "--run_dir", str(tmp_path / "compare")]) == 0
     assert_same(tmp_path / "fit", tmp_path / "compare", method)
     his = [rows_of(tmp_path / name).loc[("his", "post hoc")] for name in ("fit", "compare")]

@@ -58,7 +58,7 @@ def test_the_choice_and_the_refits_that_were_dropped_are_stated():
     )
     assert "refit" not in said
     said = outcome(run | {"refits_dropped": ["learned+refit", "random+refit"]}, "accuracy")
-    left_out = "is left out, because it was worse on the selection split than the mask alone"
+    left_out = "is left out, because it was clearly worse on the selection split than the mask alone"
     assert said["refit"] == f"the refit of learned+refit and random+refit {left_out}"
     trained = outcome(run | {"result": {"select_accuracy": 0.7}}, "accuracy")["choice"]
     assert trained.endswith("is 60.00 % (learned+refit 50.00); after training it is 70.00 %")
