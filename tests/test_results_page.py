@@ -522,6 +522,8 @@ FORMS = {
     "optimal brain surgeon, with a refit": "`obs`",
     "HIS, with a refit": "HIS",
 }
+LEFT_OUT = list(FORMS)[3:5]
+"""The forms that the table leaves out. A sentence below it states them."""
 FEWER = "50 steps, with a refit"
 CHOICES = ["with a refit", "optimal brain surgeon, with a refit", "HIS, with a refit"]
 
@@ -539,11 +541,13 @@ def selected(name):
 
 
 def test_how_the_defaults_were_chosen():
-    named = ("trec_500", "trec_1000", "trec_2500", "sst2", "sick", "agreement")
+    named = ("trec_500", "trec_1000", "trec_2500", "sst2_500", "sst2_1000", "sst2_2500", "sst2", "sick", "agreement")
     each, dense = zip(*map(selected, named), strict=True)
     assert [len(seeds) for seeds in each] == [5] * len(named)
     assert "| dense model | " + " | ".join(f"{value:.1f}" for value in dense) + " |" in PAGE
     for lever, name in FORMS.items():
+        if lever in LEFT_OUT:
+            continue
         known = [f" {one[lever].mean():.1f} ± {one[lever].std():.1f} " if lever in one else " " for one in each]
         assert f"| {name} |{'|'.join(known)}|" in PAGE
     kept = [seeds[CHOICES].max(axis=1) for seeds in each]
