@@ -58,7 +58,10 @@ def test_an_own_score_decides_at_every_budget(ran):
     best = scores["ranking:my_scores:gain"].sort_values(ascending=False, kind="stable").index
     for budget in (4, 2):
         assert {gate for gate, kept in enumerate(found["my_scores:gain", budget]) if kept} == set(best[:budget])
-        assert set(rows(ran, "scores").loc["my_scores:gain+swap"].xs(budget, level="budget").index) == {"post hoc", "retrained"}
+        assert set(rows(ran, "scores").loc["my_scores:gain+swap"].xs(budget, level="budget").index) == {
+            "post hoc",
+            "retrained from dense",
+        }
 
 
 def test_a_given_mask_stands_at_its_own_number_of_heads(ran):
@@ -66,7 +69,7 @@ def test_a_given_mask_stands_at_its_own_number_of_heads(ran):
     assert {budget for method, budget in found if method == "mask:mask.json"} == {3}
     assert found["mask:mask.json", 3] == [0, 1, 0, 0, 1, 0, 0, 1]
     assert {budget for method, budget in found if method == "his"} == {4, 3}
-    assert set(rows(ran, "mask").loc["mask:mask.json"].index) == {("post hoc", 3), ("retrained", 3)}
+    assert set(rows(ran, "mask").loc["mask:mask.json"].index) == {("post hoc", 3), ("retrained from dense", 3)}
 
 
 def test_an_own_task_has_its_own_loss(ran):
@@ -80,7 +83,7 @@ def test_a_run_has_an_own_score_and_a_given_mask_among_its_rivals(ran):
     run("head-gates", "fit", "--config", "small.yaml", "--run_dir", "runs/fit", *asked)
     table = rows(ran, "fit")
     for method in ("my_scores:gain", "mask:mask.json"):
-        assert set(table.loc[method].index) == {("post hoc", 3), ("retrained", 3)}
+        assert set(table.loc[method].index) == {("post hoc", 3), ("retrained from dense", 3)}
     kept = json.loads((ran / "runs" / "fit" / "masks" / "mask_mask.json.json").read_text())["sites"]
     assert [site["kept"] for site in kept] == [[1], [0, 3]]
     assert "my_scores:gain" in set(pd.read_csv(ran / "runs" / "fit" / "curve.csv")["method"])

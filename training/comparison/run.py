@@ -147,6 +147,14 @@ def budget_of(experiments: Experiments, own: Method) -> Budget:
     return steering.budget_of(torch.tensor(experiments.learn({"price": options.price}).result["mask"]))
 
 
+def trained(experiments: Experiments, kept: Kept, stage: str | None) -> Experiment:
+    """Return the experiment with the final weights of a run; a run without pruning has those of the dense model."""
+    if kept.method.base == "dense":
+        return kept.selection.start
+    train = retrained_from_dense if stage == FROM_DENSE else retrained
+    return train(experiments, kept.selection, keeps_weights=True)
+
+
 def keep_checkpoints(
     run: RunDirectory, experiments: Experiments, final: Experiment, kept: Kept, learned: Experiment
 ) -> HeadPruner:
@@ -427,10 +435,9 @@ def train_and_compare(
         learned = selector.select(Method(own.base), budget if own.is_learned else None).start
         stage = training_stage(setup.model)
         kept = choose_heads(selector, own, budget if own.is_learned else None, setup.model, post_hoc=stage == FROM_DENSE)
-        own, chosen = kept.own, kept.selection
+        own = kept.own
     with experiments.logged_to(loggers, after=learned.result["steps"] if stage == FROM_DENSE else 0):
-        train = retrained_from_dense if stage == FROM_DENSE else retrained
-        final = chosen.start if kept.method.base == "dense" else train(experiments, chosen, keeps_weights=True)
+        final = trained(experiments, kept, stage)
     pruner = keep_checkpoints(run, experiments, final, kept, learned)
     metrics = final if own.base != "dense" else experiments.post_hoc(kept.selection.values)
     cost = processes.in_first(lambda: export(run, pruner, data, kept, metrics.result))
@@ -439,13 +446,8 @@ def train_and_compare(
     tried = list(map(Method.parse, kept.reached))
     plan = list(plan_of_run(own, budget, setup.end, kept.method, tried=tried, stage=stage))
     results = Results(pruner=pruner, data=data, budgets=[budget])
-    compares = setup.end.compare != "none"
-    with progress.stage("comparison", sum(len(entry.stages) for entry in plan)) as shown:
-        results.rows += run_seed(experiments, selector, plan, results, shown)
-    curve = [row.as_columns() for row in curve_of_run(experiments, selector, own, setup.end.curve if compares else [], results)]
+    curve = compare(experiments, selector, own, plan, results)
     methods = [entry.method for entry in plan]
-    if own.is_learned or compares:
-        results.scores.append(score_columns(experiments, selector, results.rankings))
     seconds = experiments.dense().result["seconds"]
     if not processes.is_first():
         return
@@ -466,6 +468,20 @@ def train_and_compare(
     if wandb_logger is not None:
         with lost_in_wandb():  # last, so that nothing else is lost
             send_run(wandb_logger, run, results, described)
+
+
+def compare(
+    experiments: Experiments, selector: MaskSelector, own: Method, plan: Sequence[PlanEntry], results: Results
+) -> list[dict[str, Any]]:
+    """Put the rows and scores of a run's comparison into its results, and return its curve."""
+    end = experiments.setup.end
+    compares = end.compare != "none"
+    with progress.stage("comparison", sum(len(entry.stages) for entry in plan)) as shown:
+        results.rows += run_seed(experiments, selector, plan, results, shown)
+    curve = [row.as_columns() for row in curve_of_run(experiments, selector, own, end.curve if compares else [], results)]
+    if own.is_learned or compares:
+        results.scores.append(score_columns(experiments, selector, results.rankings))
+    return curve
 
 
 def open_experiments(setup: Setup, plan: Sequence[PlanEntry], run: RunDirectory) -> Experiments:

@@ -65,7 +65,7 @@ FREE_WHEN_RESUMED = (
     *AT_THE_END,
 )  # fmt: skip
 """Options, or beginnings of them, that change no result of the training, so that a resumed run may have others."""
-FORMAT = 9
+FORMAT = 10
 """The version of runs and experiments. Raise it when their meaning or computation changes."""
 RUN_INPUTS = "run_inputs.json"
 """The file with everything that a run's training depends on: options, and fingerprints of data, model and code."""

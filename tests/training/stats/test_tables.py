@@ -472,7 +472,7 @@ def test_of_few_seeds_nothing_is_claimed(seeds):
     assert " wins" not in said
     assert "evel" not in said
     gaps = 100 * (cells["his"] - cells["learned"])
-    assert f"Behind in every seed: his ({gaps.mean():+.1f}, from {gaps.min():+.1f} to {gaps.max():+.1f}), random (" in said
+    assert f"Behind in every seed: his ({gaps.mean():+.1f}, from {gaps.max():+.1f} to {gaps.min():+.1f}), random (" in said
     near = 100 * (cells["near"] - cells["learned"]).mean()
     assert f"Behind in the mean but not in every seed: near ({near:+.1f}, behind in {seeds - 1} of {seeds} seeds)." in said
     below = (cells["learned"] < cells["dense"]).sum()
