@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from training.config.comparison import is_retrained
 from training.report.contents import ReportData, is_dense
 from training.stats.numbers import counted, listed, number, quantity, shown, signed, unit
 from training.stats.significance import SIGNIFICANCE
@@ -44,8 +45,8 @@ def outcome(run: Mapping[str, Any], metric: str) -> dict[str, str]:
         point = next(point for point in search["points"] if point["heads"] == search["budget"])
         sentences["budget"] = (
             f"{search['budget']} is the smallest budget tried whose {search['method']} loses at most {search['max_loss']:g} "
-            f"{search['measure']} of {metric} on the selection split; it loses {point['loss']:.2f} "
-            f"(95 % interval {point['low']:.2f} to {point['high']:.2f}); the upper end decides"
+            f"{search['measure']} of {metric} on the selection split; it loses {point['loss']:z.2f} "
+            f"(95 % interval {point['low']:z.2f} to {point['high']:z.2f}); the upper end decides"
         )
     if reached := run.get("selection"):
         best = run["method"]
@@ -63,9 +64,12 @@ def outcome(run: Mapping[str, Any], metric: str) -> dict[str, str]:
     if found := run.get("against_dense"):
         low, high = (number(metric, found[name]) for name in ("low", "high"))
         lost = [signed(shown(metric, found[f"difference{end}"])) for end in ("", "_low", "_high")]
+        dense = "retrained dense model" if found.get("retrained") else "dense model"
+        if is_retrained(run.get("result", {}).get("stage", "")) and not found.get("retrained"):
+            dense += ", which trained less,"
         sentences["quality"] = (
-            f"test {metric} {quantity(metric, found['value'])} (95 % interval {low} to {high}); against the "
-            f"{'retrained ' if found.get('retrained') else ''}dense model {lost[0]} (95 % interval {lost[1]} to {lost[2]})"
+            f"test {metric} {quantity(metric, found['value'])} (95 % interval {low} to {high}); against the {dense} {lost[0]} "
+            f"(95 % interval {lost[1]} to {lost[2]})"
         )
     if size := run.get("cost"):
         faster = ", ".join(f"{row['ratio']:.2f} x at batch size {row['batch_size']}" for row in size["latency"])

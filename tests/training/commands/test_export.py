@@ -74,7 +74,7 @@ def test_any_budget_refitted_without_training(run, tmp_path, capsys):
         assert run_command("export", [str(source), *options]) == 0
         said = capsys.readouterr().out
         assert (" on this machine" in said) == (name == "refitted")  # the expected time
-    assert "refitted to 2 heads: " in said
+    assert "dense weights refitted to 2 heads of learned: " in said
     assert "masked: 2 of 8 heads" in said
     plain, refitted = (
         transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / name).eval()

@@ -26,7 +26,7 @@ def test_the_number_that_is_said_is_of_the_refit(tmp_path, capsys, monkeypatch):
     ((_, refitted, _),) = found
     said = r"perplexity on the selection split (\S+) \(dense (\S+)\)"
     found_in = capsys.readouterr().out
-    reached, dense = re.search(rf"refitted to \d heads: {said}, ", found_in).groups()
+    reached, dense = re.search(rf"dense weights refitted to \d heads of obs: {said}, ", found_in).groups()
     assert reached == f"{refitted.reached:.2f}"
     card = " ".join((tmp_path / "out" / "README.md").read_text().split())
     assert re.search(said, card).groups() == (reached, dense)
