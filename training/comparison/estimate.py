@@ -87,8 +87,8 @@ def estimate(
     if experiments.cache.holds_any() or (speed := speed_of(subject)) is None:
         return ""
     pieces = pieces_of(speed, subject, experiments.options)
-    planned = seconds_of(pieces, plan, trains=experiments.options.trains_with_mask)
-    whole = seeds * (planned + points * pieces.select + refits * pieces.refit) + exports * EXPORT
+    of_plan = seconds_of(pieces, plan, trains=experiments.options.trains_with_mask)
+    whole = seeds * (of_plan + points * pieces.select + refits * pieces.refit) + exports * EXPORT
     searches = ("restarts", "draws", "swap")
     without = ", without searches" if any(entry.method.modifiers & set(searches) for entry in plan) else ""
     faster = "; --trainer.precision bf16-mixed is faster here" if speed.batch > MUCH_FASTER * speed.half else ""
