@@ -97,7 +97,7 @@ def refit_if_better_(subject: ScoringContext, mask: Tensor, search: RefitOptions
         use_weights_(subject, start)
         progress.notice(
             f"{metric} on the selection split is {quantity(metric, alone.metric)} with a mask of {int(mask.sum())} alone and "
-            f"{quantity(metric, refitted.metric)} after the refit, with a clearly higher loss, so these weights are kept"
+            f"{quantity(metric, refitted.metric)} after the refit. The loss is clearly higher, so the weights stay as they were"
         )
     loss = (refitted if is_applied else alone).loss
     return Refit(is_applied, refitted.metric, alone.metric, loss, cost.cost)
@@ -117,13 +117,13 @@ def quality(subject: ScoringContext, mask: Tensor) -> Quality:
     loader, limit = subject.data.val_dataloader(), subject.trainer.limit_val_batches
     batches = limit if isinstance(limit, int) else int(limit * len(loader))
     metrics, loss = subject.task.metrics("select").to(subject.device), MeanMetric().to(subject.device)
-    own = list[Tensor]()
+    own = [torch.zeros(0, device=subject.device)]  # a process may have no example
     with subject.at_rest(), subject.gates.use(mask.to(subject.device)), torch.no_grad():
         for batch in islice(subject.on_device(loader, bar=False), batches):
             losses, logits = subject.outputs(batch)
             subject.task.update(metrics, subject.backbone, batch, logits)
             loss.update(losses)
-            own.append(losses.double())
+            own.append(losses.float())
     return Quality(float(metrics.compute()[subject.task.main_metric]), float(loss.compute()), torch.cat(own))
 
 
