@@ -344,8 +344,8 @@ def _model_and_mask(line: CommandLine, padding: bool | LatencyTable) -> tuple[Tr
         if others := names_of_other_data(line.rest):
             trained = replace(trained, changed=f"{trained.changed}, with data given at the export ({', '.join(others)})")
         heads, seconds = counted(int(mask.sum()), "head"), f"in {refit.cost.seconds:.0f} s"
-        done = "refitted to" if refit.is_applied else "not refitted, as the loss rises, to"
-        text = f"dense weights {done} {heads} of {options.ranking or trained.method}: {reached}, {seconds}"
+        done, why = ("refitted", "") if refit.is_applied else ("not refitted", ", because the loss rises")
+        text = f"dense weights {done} to {heads} of {options.ranking or trained.method}{why}: {reached}, {seconds}"
         stdout().print(text, soft_wrap=True, highlight=False)
     elif line.rest and not dense.cache_info().currsize:
         raise GateError(f"{line.rest[0]!r} behind -- is for the run's data, which this export does not read; remove it")

@@ -83,8 +83,10 @@ def estimate(
         refits: The number of refits that are not in the plan.
         exports: Whether a model is exported at the end.
     """
+    if experiments.cache.holds_any():
+        return ""
     subject = ScoringContext(experiments.pruner, experiments.data, experiments.trainer())
-    if experiments.cache.holds_any() or (speed := speed_of(subject)) is None:
+    if (speed := speed_of(subject)) is None:
         return ""
     pieces = pieces_of(speed, subject, experiments.options)
     of_plan = seconds_of(pieces, plan, trains=experiments.options.trains_with_mask)

@@ -52,7 +52,7 @@ class Selection:
 
     @property
     def is_refitted(self) -> bool:
-        """Whether the weights are refitted to the mask. A refit that is worse than none is not applied."""
+        """Whether the weights are refitted to the mask. A refit that is clearly worse than none is not applied."""
         return self.refit is not None and bool(self.refit.result["is_applied"])
 
     def paid(self, experiment: Experiment) -> Selection:
