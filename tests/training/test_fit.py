@@ -459,7 +459,7 @@ def test_every_shipped_configuration_runs_as_far_as_it_can_offline(path, tmp_pat
     assert path.read_text().startswith("# ")
     config = build_parser().parse_args(["--config", str(path)])
     common = ["--config", str(path), "--run_dir", str(tmp_path / "run"), "--wandb.mode", "disabled", "--curve", "[]"]
-    small = [*(f"--model.{phase}=1" for phase in ("finetune", "prune", "retrain")), "--retrained=[his]", "--model.budget=2"]
+    small = [*(f"--model.{phase}=1" for phase in ("finetune", "prune", "retrain")), "--model.budget=2"]
     kind, is_new = config.data.class_path.rpartition(".")[2], config.model.from_scratch is not None
     sizes, files, model = {}, {}, []
     if kind == "ParallelText" and config.model.backbone is None:

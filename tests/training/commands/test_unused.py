@@ -8,7 +8,8 @@ from training.commands.table import read, run_command
 from training.config import Setup
 
 VALUES = {"--model.distil_temperature": "4", "--model.init_score": "obs", "--from_scratch_epochs": "3", "--average_every": "5",
-          "--data.max_length": "64", "--model.latency_table": "latency.json", **dict.fromkeys(STREAMED, "7")}  # fmt: skip
+          "--data.max_length": "64", "--retrained": "[his]", "--from_scratch": "[learned]", "--curve": "[0.5]",
+          "--model.latency_table": "latency.json", **dict.fromkeys(STREAMED, "7")}  # fmt: skip
 DOCUMENTS = ["--model.backbone", "a", "--data", "Documents", "--data.train_file", "a.txt", "--data.test_file", "b.txt"]
 WITH = {
     "--model.distil_temperature": ["--model.distil", "0.5"],
@@ -17,12 +18,15 @@ WITH = {
     "--model.max_loss": ["--model.budget", "auto"],
     "--model.latency_table": ["--model.budget", "0.7x"],
     "--average_every": ["--average_last", "3"],
-    "--from_scratch_epochs": ["--from_scratch", "[learned]"],
-    "--from_scratch_learning_rate": ["--from_scratch", "[learned]"],
+    **dict.fromkeys(("--retrained", "--from_scratch"), ["--compare", "full"]),
+    "--curve": ["--compare", "posthoc"],
+    "--from_scratch_epochs": ["--compare", "full", "--from_scratch", "[learned]"],
+    "--from_scratch_learning_rate": ["--compare", "full", "--from_scratch", "[learned]"],
     **{option: [*DOCUMENTS, "--data.streaming", "true", "--data.train_blocks", "9"] for option in STREAMED},
 }
 WITHOUT = {
     "--data.max_length": ["--model.backbone", "a", "--data", "Images", "--data.train_folder", "a", "--data.test_folder", "b"],
+    "--curve": ["--compare", "none"],
     **dict.fromkeys(STREAMED, DOCUMENTS),
 }
 OTHER_GATES = ["--model.gate", "relaxed-top-k"]

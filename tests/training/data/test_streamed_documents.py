@@ -170,7 +170,7 @@ def arguments(files, tmp_path_factory):
         f"data: {{class_path: Documents, init_args: {data}}}\n"
         "trainer: {accelerator: cpu, enable_progress_bar: false}\nwandb: {mode: disabled}\nsave_every: 3\n"
     )
-    return ["--config", str(folder / "stream.yaml"), "--retrained", "[dense]", "--curve", "[]"]
+    return ["--config", str(folder / "stream.yaml"), "--curve", "[]"]
 
 
 @pytest.mark.integration
