@@ -514,59 +514,75 @@ def test_refits_of_agreement_at_three_budgets():
 
 
 FORMS = {
-    "with a refit": "gates, 100 steps",
-    "200 steps, with a refit": "gates, 200 steps",
+    "with a refit": "gates",
     "started by optimal brain surgeon, with a refit": "gates from `obs`",
-    "refined by swaps, with a refit": "gates, swaps",
-    "best of several draws, with a refit": "gates, best of 64 draws",
     "optimal brain surgeon, with a refit": "`obs`",
     "HIS, with a refit": "HIS",
 }
-LEFT_OUT = list(FORMS)[3:5]
-"""The forms that the table leaves out. A sentence below it states them."""
-FEWER = "50 steps, with a refit"
-CHOICES = ["with a refit", "optimal brain surgeon, with a refit", "HIS, with a refit"]
+GATES, FROM_OBS, OBS, HIS = FORMS
+LONGER, FEWER = "200 steps, with a refit", "50 steps, with a refit"
+SWAPS, DRAWS = "refined by swaps, with a refit", "best of several draws, with a refit"
+WHOLE = {"sst2": "SST-2, 6,920", "sick": "SICK, 4,500", "agreement": "agreement, 5,000"}
 
 
 def selected(name):
-    """Accuracy on the selection split by form of the gates, a row for each seed, and that of the dense model."""
+    """Accuracy on the selection split at 9 heads by form of the gates, a row for each seed, and that of the dense model."""
     table = pd.read_csv(RESULTS / "levers" / f"{name}.csv").set_index("lever")
     seeds = 100 * pd.DataFrame(table["each"].map(json.loads).to_dict())
-    if f"{name}_seeds" in {path.name for path in RESULTS.iterdir()}:
+    assert len(seeds) == 5
+    if name in WHOLE:
         rows = rows_of(f"{name}_seeds", 5).query("budget == 9").sort_values("seed")
         known = {method: 100 * own["select_accuracy"].to_numpy() for method, own in rows.groupby("method")}
-        assert seeds["with a refit"].tolist() == pytest.approx(list(known["learned+refit"]))  # the same models
-        seeds[CHOICES[1]], seeds[CHOICES[2]] = known["obs+refit"], known["his+refit"]
+        assert seeds[GATES].tolist() == pytest.approx(list(known["learned+refit"]))  # the same models
+        seeds[OBS], seeds[HIS] = known["obs+refit"], known["his+refit"]
     return seeds, 100 * table["dense"].mean()
 
 
+def selection_table():
+    """By data and number of heads the accuracies of every form, a row for each seed, and the mean of the dense models."""
+    small = pd.read_csv(RESULTS / "levers" / "small_data.csv")
+    cells = {}
+    for (data, rows, heads), own in small.groupby(["data", "rows", "budget"]):
+        seeds = 100 * pd.DataFrame(own.set_index("lever")["each"].map(json.loads).to_dict())
+        assert set(seeds) == set(FORMS)
+        assert len(seeds) == 5
+        cells[f"{data}, {rows:,}", heads] = seeds, 100 * own["dense"].mean()
+    assert len(cells) == 18
+    return cells | {(named, 9): selected(name) for name, named in WHOLE.items()}
+
+
 def test_how_the_defaults_were_chosen():
-    named = ("trec_500", "trec_1000", "trec_2500", "sst2_500", "sst2_1000", "sst2_2500", "sst2", "sick", "agreement")
-    each, dense = zip(*map(selected, named), strict=True)
-    assert [len(seeds) for seeds in each] == [5] * len(named)
-    assert "| dense model | " + " | ".join(f"{value:.1f}" for value in dense) + " |" in PAGE
-    for lever, name in FORMS.items():
-        if lever in LEFT_OUT:
-            continue
-        known = [f" {one[lever].mean():.1f} ± {one[lever].std():.1f} " if lever in one else " " for one in each]
-        assert f"| {name} |{'|'.join(known)}|" in PAGE
-    kept = [seeds[CHOICES].max(axis=1) for seeds in each]
-    assert "| best of gates, `obs`, HIS | " + " | ".join(f"{one.mean():.1f} ± {one.std():.1f}" for one in kept) + " |" in PAGE
-    gain = pd.DataFrame([seeds.mean() - seeds[CHOICES[0]].mean() for seeds in each], index=named)
-    fewer = -gain.loc["trec_2500", FEWER]
-    assert f"Gates with 50 steps are {fewer:.1f} points worse than with 100 on TREC with 2,500 questions" in PAGE
-    longer, _, swaps, draws = (gain[lever].round(1) for lever in list(FORMS)[1:5])
-    assert f"200 add from {longer.min()} to {longer.max()} points" in PAGE
-    among = [
-        seeds[[list(FORMS)[2], *CHOICES[1:]]].max(axis=1).mean() - one.mean() for seeds, one in zip(each, kept, strict=True)
-    ]
-    average = gain[list(FORMS)[2]].mean()
-    assert (
-        f"A start from `obs` adds {average:.1f} points on average, but at most {max(among):.1f} to the best of three." in PAGE
+    cells = selection_table()
+    best = {cell: seeds[[GATES, OBS, HIS]].max(axis=1).mean() for cell, (seeds, _) in cells.items()}
+    for (data, heads), (seeds, dense) in cells.items():
+        values = [dense, *(seeds[form].mean() for form in FORMS), best[data, heads]]
+        assert f"| {data} | {heads} | {' | '.join(f'{value:.1f}' for value in values)} |" in PAGE
+    spread = pd.concat([seeds[list(FORMS)].std() for seeds, _ in cells.values()])
+    assert f"The median of their standard deviations is {spread.median():.1f} points, the largest {spread.max():.1f}" in PAGE
+    mean = pd.DataFrame({cell: seeds.mean() for cell, (seeds, _) in cells.items()}).T
+    first = mean[[GATES, OBS, HIS]].idxmax(axis=1).tolist()
+    said = f"In {first.count(OBS)} of {len(first)} cases `obs` has the best mean of the three, HIS in {first.count(HIS)}"
+    assert f"{said} and gates in {first.count(GATES)}." in PAGE
+    behind = max(best[cell] - mean.loc[cell, OBS] for cell in cells)
+    assert f"The best of three is at most {behind:.1f} points ahead of `obs`." in PAGE
+    among = [seeds[[FROM_OBS, OBS, HIS]].max(axis=1).mean() - best[cell] for cell, (seeds, _) in cells.items()]
+    gain = (mean[FROM_OBS] - mean[GATES]).mean()
+    said = f"A start from `obs` adds {gain:.1f} points to gates on average, and from {min(among):.1f} to {max(among):.1f} "
+    assert f"{said}to the best of three." in PAGE
+
+
+def test_what_other_forms_of_gates_add():
+    named = ("trec_500", "trec_1000", "trec_2500", "sst2", "sick", "agreement")
+    each = {name: selected(name)[0].mean() for name in named}
+    gain = pd.DataFrame({name: mean - mean[GATES] for name, mean in each.items()}).T.round(1)
+    said = (
+        f"Gates with 50 steps are {-gain.loc['trec_2500', FEWER]:.1f} points worse than with 100 on TREC with 2,500 questions"
     )
-    assert f"Swaps add up to {swaps.max()}, draws from {draws.min()} to {draws.max()}." in PAGE
-    forms = gain[list(FORMS)[:5]].sub(gain[CHOICES[1]], axis=0)
-    assert f"is more than {forms.max(axis=None):.1f} points ahead of `obs`" in PAGE
+    assert said in PAGE
+    assert f"200 add from {gain[LONGER].min()} to {gain[LONGER].max()} points" in PAGE
+    assert f"Swaps add up to {gain[SWAPS].max()}, draws from {gain[DRAWS].min()} to {gain[DRAWS].max()}." in PAGE
+    forms = pd.DataFrame({name: mean.reindex([LONGER, SWAPS, DRAWS]) - mean[OBS] for name, mean in each.items()})
+    assert f"at most {forms.max(axis=None):.1f} points ahead of `obs`" in PAGE
 
 
 def test_choices_at_other_budgets_on_the_selection_split():
