@@ -39,13 +39,13 @@ from training.pruner.distillation import hidden_mse
 
 Batch = dict[str, Tensor]
 VARIANTS = ("obs", "gates", "prior", "joint", "joint-stream")
-SETTINGS = ("rows", "heads", "dense_steps", "steps", "learning_rate", "gate_learning_rate", "stream", "price")
+SETTINGS = ("rows", "heads", "dense_steps", "steps", "learning_rate", "gate_learning_rate", "stream")
 """The options that results depend on. Each row of the results has them, and the name of the file."""
 DENSE_LEARNING_RATE = 1e-4
 BATCH_SIZE = 32
 REFIT_ROWS = 512
-PRIOR_EVERY = 25
-"""The number of steps between two computations of the prices of ``prior``."""
+PRIOR_EVERY, PRIOR_PRICE = 25, 0.1
+"""With ``prior``, the number of steps between two computations of the prices, and the highest price."""
 
 
 class Data:
@@ -128,7 +128,7 @@ def learned_mask(
     prices = torch.zeros(len(scores))
     for step, batch in enumerate(data.shuffled(options.steps, seed), start=1):
         if variant == "prior" and step % PRIOR_EVERY == 1:
-            prices = prices_by_rank(gated, data.train, options.price)
+            prices = prices_by_rank(gated, data.train)
         with torch.autocast("cpu", torch.bfloat16):
             output = gated(**batch, output_hidden_states=variant == "joint-stream")
             loss = output.loss + l0_penalty(gated.gates.open_probability(), prices)
@@ -144,12 +144,12 @@ def learned_mask(
     return gated.fix_mask_()
 
 
-def prices_by_rank(gated: GatedModel, batches: list[Batch], price: float) -> Tensor:
+def prices_by_rank(gated: GatedModel, batches: list[Batch]) -> Tensor:
     """Return a price for each open gate, ``[gates]``: 0 for the highest score ``obs``, and the full price for the lowest."""
     gated.gates.eval()  # not drawn at random
     ranks = obs_scores(gated, batches).argsort().argsort()
     gated.gates.train()
-    return price * (1 - ranks / (len(ranks) - 1))
+    return PRIOR_PRICE * (1 - ranks / (len(ranks) - 1))
 
 
 @torch.no_grad()
@@ -230,7 +230,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--learning_rate", type=float, default=1e-4, help="of the projections")
     parser.add_argument("--gate_learning_rate", type=float, default=0.05)
     parser.add_argument("--stream", type=float, default=1.0, help="weight of the distance of joint-stream")
-    parser.add_argument("--price", type=float, default=0.01, help="of the head with the lowest score, with prior")
     run(parser.parse_args(arguments))
 
 
