@@ -108,11 +108,10 @@ def test_where_hies_is_his():
 
 def test_what_a_refit_gives_back():
     shares = {}
-    for task, named in TASKS.items():
+    for task in TASKS:
         mean = by_seed(f"{task}_seeds").mean(axis=1)["post hoc"]
         lost = mean[72, "dense"] - mean[9]
         shares[task] = pd.Series({name: 1 - lost[f"{name}+refit"] / lost[name] for name in ("learned", "his", "obs")})
-        assert f"| {named} | {' | '.join(map(percent, shares[task]))} |" in PAGE
     table = pd.DataFrame(shares).T
     ranges = {name: f"{100 * table[name].min():.0f} to {percent(table[name].max())}" for name in table}
     assert f"returns {ranges['obs']} of the loss for `obs`" in PAGE
@@ -265,14 +264,10 @@ def test_a_translator():
 
 def test_the_encoder_alone():
     folder = "multi30k_encoder_trained"
-    masks = [mask for (_, method), mask in masks_of(folder).items() if method == "learned"]
-    assert len(masks) == 5
-    assert all(mask == masks[0] for mask in masks)
-    assert [sum(masks[0][8 * layer : 8 * layer + 8]) for layer in range(6)] == [1, 8, 1, 0, 0, 0]
     bleu = by_seed(folder, "test_bleu").droplevel("heads")
     alone, on = bleu.loc["post hoc"].mean(axis=1), bleu.loc[ON]
     by = {name: f"{alone['dense'] - alone[name]:.2f}" for name in ("learned", "his")}
-    assert f"these heads lose {by['learned']} BLEU and those of HIS {by['his']}" in PAGE
+    assert f"With the mask alone, the heads of gates lose {by['learned']} BLEU and those of HIS {by['his']}" in PAGE
     mean = on.mean(axis=1).map("{:.2f}".format)
     assert f"`learned` has {mean['learned']}, HIS {mean['his']} and the dense model {mean['dense']}" in PAGE
     assert f"`learned` is {(on.loc['learned'] - on.loc['random']).mean():.1f} above random heads, significantly" in PAGE
@@ -314,7 +309,6 @@ def test_the_embedded_example_trained_on():
         ("with a refit", 2.7, -0.5, "2.0 and 2.7 alone"),
         ("started by optimal brain surgeon, with a refit", 5.1, -0.1, "5.1 points together"),
         ("gate learning rate 0.1", 0.8, 0.7, "adds 0.75 points, and 0.8 with the mask alone"),
-        ("together with the weights", -2.1, -0.6, "are 0.6 points behind gates on frozen weights, and 2.1 with the mask alone"),
     ],
 )
 def test_what_the_parts_of_the_method_are_worth(lever, alone, on, said):
@@ -556,7 +550,9 @@ def test_how_the_defaults_were_chosen():
     best = {cell: seeds[[GATES, OBS, HIS]].max(axis=1).mean() for cell, (seeds, _) in cells.items()}
     for (data, heads), (seeds, dense) in cells.items():
         values = [dense, *(seeds[form].mean() for form in FORMS), best[data, heads]]
-        assert f"| {data} | {heads} | {' | '.join(f'{value:.1f}' for value in values)} |" in PAGE
+        named = data if heads == 18 or data in WHOLE.values() else ""
+        row = f"| {named} | {heads} | {' | '.join(f'{value:.1f}' for value in values)} |"
+        assert row.replace("  ", " ") in PAGE
     spread = pd.concat([seeds[list(FORMS)].std() for seeds, _ in cells.values()])
     assert f"The median of their standard deviations is {spread.median():.1f} points, the largest {spread.max():.1f}" in PAGE
     mean = pd.DataFrame({cell: seeds.mean() for cell, (seeds, _) in cells.items()}).T
