@@ -283,9 +283,13 @@ def _training(contents: ReportData) -> list[Picture]:
     nearest: dict[str, int] = {}
     for method, budget in contents.histories:
         nearest[method] = min(nearest.get(method, budget), budget, key=lambda at: abs(at - (contents.focus or 0)))
-    found = []
+    together: dict[tuple[int, bytes], list[str]] = {}  # a method has the same gates with a refit as without
     for (method, budget), history in contents.histories.items():
-        shown, title = budget == nearest[method], f"{method}, {contents.label(budget)}"
+        together.setdefault((budget, history.values.tobytes()), []).append(method)
+    found = []
+    for (budget, _), methods in together.items():
+        method, history = methods[0], contents.histories[methods[0], budget]
+        shown, title = budget == nearest[method], f"{listed(methods)}, {contents.label(budget)}"
         name, mean = f"{slug(method)}_{budget}", f", the mean of {history.seeds} seeds" if history.seeds > 1 else ""
         mask = ", with the mask as the last step" if history.ends_in_mask else ""
         caption = f"Open {contents.unit}s of {title} over training{mean}{mask}."

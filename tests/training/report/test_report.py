@@ -194,6 +194,15 @@ def test_pictures_have_files_and_a_caption_that_labels_them(pictures, report):
 
 
 @pytest.mark.integration
+def test_methods_with_the_same_gates_share_their_pictures(comparison, pictures):
+    contents = read_contents(comparison)
+    contents.histories |= {("learned+refit", budget): gates for (_, budget), gates in contents.histories.items()}
+    found = {picture.name: picture for picture in pictures_of(contents)}
+    assert set(found) == set(pictures)
+    assert "The gates of learned and learned+refit, 2 " in found["film_learned_2"].caption
+
+
+@pytest.mark.integration
 def test_the_same_results_give_the_same_page(tables, tmp_path):
     pages = []
     for place in ("a", "b"):
