@@ -145,7 +145,7 @@ def test_what_is_achieved_too_late_is_told_with_what_to_do():
         (["--model.gate", "relaxed-top-k"], "relaxed-top-k gates are not held to a time"),
         (["--model.minimum_per_layer", "3"], "a minimum of 3 heads in each layer takes 10 ms"),
         (["--model.latency_table", "nowhere.json"], "cannot read the latency table 'nowhere.json'"),
-        (["--compare", "full", "--retrained", "[mask:{folder}/mask.json]"], "has its own number of heads, but the budget is a time"),
+        (["--compare", "full", "--retrained", "[mask:{folder}/mask.json]"], "own number of heads, but the budget is a time"),
         (["--model.from_scratch.num_attention_heads", "2"], "measure one of this model"),
     ],
 )
