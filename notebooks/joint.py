@@ -1,16 +1,14 @@
-"""Choose heads with gates that know of the refit, in three ways, and compare with the score ``obs``.
+"""Choose heads with gates while the projections that a refit changes are trained, and compare with the score ``obs``.
 
     python notebooks/joint.py FILE RESULTS --backbone DIR --columns label,sentence --rows 500 --heads 9 --seeds 0,1,2,3,4
 
 FILE has a text and a label in each line, separated by tabs and without a header. Of its distinct lines, 30 percent are the
 selection split, the same for all seeds. Each seed draws its training rows from the others and trains a dense model on them.
-Five variants then choose heads:
+Four variants then choose heads:
 
 - ``obs``: the highest scores of the optimal brain surgeon.
 - ``gates``: gates that start from these scores, on frozen weights.
-- ``prior``: the same, with a price on open gates: none for the highest score ``obs``, the full price for the lowest. The scores
-  are computed again while gates close.
-- ``joint``: ``gates`` with the output projections of the attention and their biases trained together with the gates.
+- ``joint``: the same, with the output projections of the attention and their biases trained together with the gates.
 - ``joint-stream``: ``joint`` with another loss, the distance of the states after every layer to those of the dense model.
 
 Each variant only gives a mask. The mask is put on the dense weights, which are refitted and judged on the selection split.
@@ -33,19 +31,16 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 
 from gates import Budget, GateConfig, GatedModel, get_gated_model, top_k_mask
-from gates.gating.price import l0_penalty
 from gates.scores.brain_surgeon import brain_surgeon
 from training.pruner.distillation import hidden_mse
 
 Batch = dict[str, Tensor]
-VARIANTS = ("obs", "gates", "prior", "joint", "joint-stream")
+VARIANTS = ("obs", "gates", "joint", "joint-stream")
 SETTINGS = ("rows", "heads", "dense_steps", "steps", "learning_rate", "gate_learning_rate", "stream")
 """The options that results depend on. Each row of the results has them, and the name of the file."""
 DENSE_LEARNING_RATE = 1e-4
 BATCH_SIZE = 32
 REFIT_ROWS = 512
-PRIOR_EVERY, PRIOR_PRICE = 25, 0.1
-"""With ``prior``, the number of steps between two computations of the prices, and the highest price."""
 
 
 class Data:
@@ -102,8 +97,9 @@ def train_dense(options: argparse.Namespace, data: Data, seed: int) -> PreTraine
     return model.eval()
 
 
-def obs_scores(gated: GatedModel, batches: list[Batch]) -> Tensor:
-    """Return the score ``obs`` of every head at the present gates, ``[gates]``."""
+def obs_scores(dense: PreTrainedModel, batches: list[Batch]) -> Tensor:
+    """Return the score ``obs`` of every head, ``[gates]``."""
+    gated = get_gated_model(copy.deepcopy(dense)).eval()
 
     def losses(batch: Batch) -> Tensor:
         inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
@@ -119,19 +115,16 @@ def learned_mask(
     torch.manual_seed(seed)
     model = copy.deepcopy(dense).requires_grad_(False)
     gated = get_gated_model(model, GateConfig(budget=options.heads)).start_from_(scores, by_layer=False)
-    if variant.startswith("joint"):
+    if variant != "gates":
         for site in gated.gates.sites:
             site.output.requires_grad_(True)
     gated.eval().gates.train()  # no dropout
     groups = gated.parameter_groups(options.learning_rate, options.gate_learning_rate)
     optimizer = torch.optim.AdamW([group for group in groups if group["params"]], weight_decay=0.0)
-    prices = torch.zeros(len(scores))
     for step, batch in enumerate(data.shuffled(options.steps, seed), start=1):
-        if variant == "prior" and step % PRIOR_EVERY == 1:
-            prices = prices_by_rank(gated, data.train)
         with torch.autocast("cpu", torch.bfloat16):
             output = gated(**batch, output_hidden_states=variant == "joint-stream")
-            loss = output.loss + l0_penalty(gated.gates.open_probability(), prices)
+            loss = output.loss
             if variant == "joint-stream":
                 with torch.no_grad():
                     target = dense(**batch, output_hidden_states=True)
@@ -142,14 +135,6 @@ def learned_mask(
         optimizer.zero_grad()
         gated.step_(step / options.steps, optimizer)
     return gated.fix_mask_()
-
-
-def prices_by_rank(gated: GatedModel, batches: list[Batch]) -> Tensor:
-    """Return a price for each open gate, ``[gates]``: 0 for the highest score ``obs``, and the full price for the lowest."""
-    gated.gates.eval()  # not drawn at random
-    ranks = obs_scores(gated, batches).argsort().argsort()
-    gated.gates.train()
-    return PRIOR_PRICE * (1 - ranks / (len(ranks) - 1))
 
 
 @torch.no_grad()
@@ -180,7 +165,7 @@ def run(options: argparse.Namespace) -> None:
         data = Data(options, seed)
         dense = train_dense(options, data, seed)
         accuracy, _ = quality(dense, data.select)
-        scores = obs_scores(get_gated_model(copy.deepcopy(dense)).eval(), data.train)
+        scores = obs_scores(dense, data.train)
         for variant in [name for name in variants if name not in done]:
             if variant == "obs":
                 mask = top_k_mask(scores, Budget(options.heads, {}), torch.zeros(len(scores)))

@@ -279,7 +279,7 @@ def refitted_to(trained: TrainedModel, mask: Tensor, dense: LoadedRun) -> tuple[
     changed = (
         f"refitted to this mask by least squares, without training; {reached}"
         if found.is_applied
-        else f"not refitted, because that does worse than the mask alone; {reached}"
+        else f"not refitted, because that does clearly worse than the mask alone; {reached}"
     )
     return replace(trained, model=dense.backbone.cpu().eval(), changed=changed), found, reached
 

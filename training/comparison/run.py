@@ -489,7 +489,7 @@ def open_experiments(setup: Setup, plan: Sequence[PlanEntry], run: RunDirectory)
     data = open_data(setup, checkpoint_of(setup.run, run))
     setup = with_min_steps(timed(setup, run, data), data)
     if setup.model.budget == AUTO:
-        setup = setup.with_budget(0.25)  # until the dense model is trained
+        setup = setup.with_budget(0.9999)  # rounded to all heads, until the dense model is trained
     if setup.model.refit and setup.model.why_not_refitted:
         progress.notice(f"the run continues without a refit: {setup.model.why_not_refitted}")
     pruner = make_pruner(setup, data)

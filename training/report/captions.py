@@ -80,7 +80,10 @@ def outcome(run: Mapping[str, Any], metric: str) -> dict[str, str]:
 
 
 def warnings(metrics: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the reasons against using the pruned model of a run, from its ``metrics.json``. The selection split decides."""
+    """Yield the reasons against using the pruned model of a run, from its ``metrics.json``.
+
+    The selection split decides, and the test split only whether a model is above the majority class.
+    """
     run = metrics.get("run", {})
     found = run.get("against_dense")
     if not found:
@@ -88,9 +91,10 @@ def warnings(metrics: Mapping[str, Any]) -> Iterator[str]:
     metric = metrics["main_metric"]
     majority = metrics.get("majority", {}).get(metric)
     if found.get("select_lost"):
+        more = "give a smaller --model.max_loss" if run.get("budget_search") else "keep more heads (--model.budget)"
         yield (
             "on the selection split the pruned model is worse than the dense one, and the interval of the difference excludes "
-            "0; keep more heads (--model.budget), or train it longer (--model.retrain)"
+            f"0; {more}, or train it longer (--model.retrain)"
         )
     dense = max(row[f"test_{metric}"] for row in run["dense"].values())
     if majority is not None and found["value"] <= majority < dense:
@@ -102,11 +106,14 @@ def warnings(metrics: Mapping[str, Any]) -> Iterator[str]:
             f"({quantity(metric, of_random)}), each refitted where that helps"
         )
     measured = run.get("cost", {}).get("latency", [])
+    slower = [f"{row['ratio']:.2f} x at batch {row['batch_size']}" for row in measured if row["ratio"] < 1 / FASTER]
     if measured and all(row["ratio"] < FASTER for row in measured):
         sizes = ", ".join(str(row["batch_size"]) for row in measured)
         least = f"{100 * (FASTER - 1):.0f} %"
         smaller = "; it is smaller all the same" if run["cost"]["pruned_parameters"] < run["cost"]["dense_parameters"] else ""
         yield f"the pruned model is less than {least} faster on this device (batch {sizes}){smaller}"
+    elif slower:
+        yield f"the pruned model is slower than the dense one on this device ({', '.join(slower)})"
 
 
 def card_notes(metrics: Mapping[str, Any]) -> list[str]:

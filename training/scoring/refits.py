@@ -82,8 +82,8 @@ def refit_if_better_(subject: ScoringContext, mask: Tensor, search: RefitOptions
             refit(subject, mask, dense, search)
         except GateError as error:
             raise RefitError(str(error)) from error
-        except torch.OutOfMemoryError as error:
-            if processes.world_size() > 1:  # the others would wait for this one
+        except RuntimeError as error:
+            if not lacks_memory(error) or processes.world_size() > 1:  # the others would wait for this one
                 raise
             raise RefitError(f"{subject.device} has too little memory for a refit on {search.rows} rows") from error
         refitted = quality(subject, mask)
@@ -101,6 +101,11 @@ def refit_if_better_(subject: ScoringContext, mask: Tensor, search: RefitOptions
         )
     loss = (refitted if is_applied else alone).loss
     return Refit(is_applied, refitted.metric, alone.metric, loss, cost.cost)
+
+
+def lacks_memory(error: RuntimeError) -> bool:
+    """Return whether an error says that a device has too little memory. On a CPU it has no class of its own."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def rises(subject: ScoringContext, changes: Tensor) -> bool:

@@ -1,6 +1,7 @@
 """The fewest heads whose model keeps the dense model's quality."""
 
 import json
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -61,15 +62,24 @@ def test_a_loss_is_in_points_unless_lower_is_better():
     assert "loses at most 1 points of bleu" in outcome({"budget_search": search}, "bleu")["budget"]
 
 
+def test_a_minimum_of_all_heads_leaves_no_budget_to_find(experiments):
+    setup = experiments.setup
+    setup = replace(setup, model=replace(setup.model, minimum_per_layer=4, budget=8))
+    other = Experiments(setup, experiments.data, cache=experiments.cache)
+    with pytest.raises(GateError, match="minimum_per_layer is 4, which keeps all 8 heads, so there is no budget to find"):
+        fewest_heads(other, Method("obs"), 1.0)
+
+
 @pytest.mark.integration
 def test_a_run_keeps_as_many_heads_as_its_loss_needs(tmp_path):
+    """Also if each layer needs more than the placeholder until the search."""
     options = ["--run_dir", "run", "--model.budget", "auto", "--model.max_loss", "99", "--model.refit", "true"]
-    done = run_fit("--config", write_config(tmp_path), *options, cwd=tmp_path)
+    done = run_fit("--config", write_config(tmp_path), *options, "--model.minimum_per_layer", "2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "1 is the smallest budget tried whose obs+refit loses at most 99 points of accuracy" in done.stdout
+    assert "4 is the smallest budget tried whose obs+refit loses at most 99 points of accuracy" in done.stdout
     search = json.loads((tmp_path / "run" / "budget.json").read_text())
     found = json.loads((tmp_path / "run" / "metrics.json").read_text())["run"]
-    assert (found["kept"], search["budget"], search["method"]) == (1, 1, "obs+refit")
+    assert (found["kept"], search["budget"], search["method"]) == (4, 4, "obs+refit")
     assert (tmp_path / "run" / "plots" / "budget.png").is_file()
     assert set(pd.read_csv(tmp_path / "run" / "metrics.csv")["train/phase"].dropna()) == {0, 1, 2}  # all phases are logged
-    assert setup_of(RunDirectory.finished(tmp_path / "run")).model.budget == 1
+    assert setup_of(RunDirectory.finished(tmp_path / "run")).model.budget == 4

@@ -222,6 +222,7 @@ def test_the_same_results_give_the_same_page(tables, tmp_path):
             {"ratio": 1.01},
             ["the pruned model is less than 2 % faster on this device (batch 1, 16); it is smaller all the same"],
         ),
+        ({"first": 0.9}, ["the pruned model is slower than the dense one on this device (0.90 x at batch 1)"]),
         ({"ratio": 1.01, "removed": 0}, ["the pruned model is less than 2 % faster on this device (batch 1, 16)"]),
     ],
 )
@@ -236,9 +237,14 @@ def test_reasons_against_a_pruned_model(change, said, tmp_path):
         described["cost"]["pruned_parameters"] = described["cost"]["dense_parameters"]
     for row in described["cost"]["latency"]:
         row["ratio"] = change.get("ratio", row["ratio"])
+    described["cost"]["latency"][0]["ratio"] = change.get("first", described["cost"]["latency"][0]["ratio"])
     found = list(captions.warnings(metrics))
     assert any("smaller" in sentence for sentence in found) == ("ratio" in change and "removed" not in change)
     assert [sentence.startswith(start) for sentence, start in zip(found, said, strict=True)] == [True] * len(said)
+    described["budget_search"] = {"budget": 2}  # whose user gave a loss
+    advice = {"--model.budget" in "".join(found), "--model.max_loss" in "".join(captions.warnings(metrics))}
+    assert advice == {"select_lost" in change}
+    del described["budget_search"]
     (run / "metrics.json").write_text(json.dumps(metrics))
     shown = captions.outcome_of_run(read_contents(run))
     assert [f"warning: {sentence}" for sentence in found] == [text for text in shown if text.startswith("warning: ")]

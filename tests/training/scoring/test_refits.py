@@ -12,7 +12,7 @@ from tests.training.scoring.subjects import make_subject
 from training.config import RefitOptions
 from training.pruner.module import evaluate
 from training.scoring import passes, refits
-from training.scoring.refits import Quality, quality, refit_if_better_, rises
+from training.scoring.refits import Quality, RefitError, quality, refit_if_better_, rises
 from training.stats.numbers import quantity
 
 MASK = torch.tensor([1.0, 0, 0, 1, 0, 1, 0, 0])
@@ -100,6 +100,34 @@ def test_a_refit_that_is_worse_than_none_or_no_number_is_not_applied(scripted, c
         before, after = (quantity(subject.task.main_metric, sign * value) for value in (0.5, 0.4))
         said = f"is {before} with a mask of 3 alone and {after} after the refit"
         assert said in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), None])
+def test_a_refit_without_memory_is_no_end_of_the_run(scripted, monkeypatch, error):
+    """On a CPU with the error that PyTorch itself raises."""
+    subject, judged = scripted
+    judged(0.5, 0.5)
+
+    def fails(*_):
+        if error is not None:
+            raise error
+        torch.empty(2**60)
+
+    monkeypatch.setattr(refits, "refit", fails)
+    with pytest.raises(RefitError, match="cpu has too little memory for a refit on"):
+        refit_if_better_(subject, MASK, RefitOptions(), parameters_of(subject))
+
+
+def test_another_error_of_a_refit_is_shown_as_it_is(scripted, monkeypatch):
+    subject, judged = scripted
+    judged(0.5, 0.5)
+
+    def fails(*_):
+        raise RuntimeError("a matrix is singular")
+
+    monkeypatch.setattr(refits, "refit", fails)
+    with pytest.raises(RuntimeError, match="a matrix is singular"):
+        refit_if_better_(subject, MASK, RefitOptions(), parameters_of(subject))
 
 
 @pytest.mark.parametrize(
