@@ -6,11 +6,13 @@ import shutil
 import pandas as pd
 import pytest
 
+from gates.errors import GateError
 from tests.training.local_text_runs import make_run
 from tests.training.runs import make_options, write_config
 from training.commands import export
 from training.commands.table import run_command
 from training.fit import main as fit
+from training.scoring import refits
 
 
 @pytest.mark.integration
@@ -51,6 +53,22 @@ def test_the_number_that_is_said_is_of_the_refit(tmp_path, capsys, monkeypatch):
 def test_weights_that_a_run_fixed_are_not_refitted(options, message):
     assert make_options(**options).why_not_refitted == message
     assert not make_options(**options, refit=True).refits
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("budget", "said"), [("2", "the run continues"), ("auto", "the budget is searched")])
+def test_a_run_whose_weights_cannot_be_refitted_goes_on(tmp_path, capsys, monkeypatch, budget, said):
+    def fails(*_):
+        raise GateError("two projections share weights")
+
+    monkeypatch.setattr(refits, "refit", fails)
+    options = ["--model.budget", budget, "--model.refit", "true", "--compare", "none", "--curve", "[]"]
+    more = ["--model.max_loss", "99"] if budget == "auto" else []
+    assert fit(["--config", write_config(tmp_path), "--run_dir", str(tmp_path / "run"), *options, *more]) == 0
+    assert f"{said} without a refit: two projections share weights" in " ".join(capsys.readouterr().out.split())
+    rows = pd.read_csv(tmp_path / "run" / "comparison.csv")
+    assert set(rows["method"]) == {"dense", "learned"}
+    assert (tmp_path / "run" / "export" / "model.safetensors").is_file()
 
 
 @pytest.mark.integration
