@@ -473,7 +473,7 @@ def test_what_fit_keeps_against_each_refitted_choice():
     over = table.xs("obs+refit", level=2)["mean"].unstack().round(2)
     low, high = -over[18].max(), -over[18].min()
     assert f"At 18 heads it is {low:.2f} to {high:.2f} points behind `obs+refit`" in PAGE
-    assert f"at 4 {over[4].min():.1f} to {over[4].max():.1f} ahead" in PAGE
+    assert f"at 4 heads {over[4].min():.1f} to {over[4].max():.1f} ahead" in PAGE
 
 
 def test_learned_gates_are_seldom_ahead_of_a_cheap_score_behind_a_refit():
