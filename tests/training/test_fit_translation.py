@@ -134,7 +134,10 @@ def test_systems_are_translated_and_compared_by_a_command(run, tmp_path, capsys)
     ("arguments", "said"),
     [
         (["--patience", "2"], "--patience is for a dense model alone"),
-        (["--from_scratch", "[learned]", "--model.finetune", "0"], "give the epochs of the dense model's training"),
+        (
+            ["--compare", "full", "--from_scratch", "[learned]", "--model.finetune", "0"],
+            "give the epochs of the dense model's training",
+        ),
         (["--model.prune", "0"], "set retrain to 0 and budget to null"),
         (["--model.freeze_while_pruning", "[nothing]"], "'nothing' matches no parameter"),
         (["--data.max_length", "10"], "more than 10"),
