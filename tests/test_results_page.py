@@ -53,11 +53,6 @@ def above(folder, stage, budget, method):
     }
 
 
-def masks_of(folder):
-    found = json.loads((RESULTS / folder / "masks.json").read_text())
-    return {(one["seed"], one["method"]): one["mask"] for one in found}
-
-
 def percent(share):
     return f"{share:.0%}".replace("%", " %")
 

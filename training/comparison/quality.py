@@ -48,11 +48,12 @@ def fewest_heads(experiments: Experiments, method: Method, max_loss: float) -> t
     """
     gates, points = experiments.pruner.gates, dict[int, QualityPoint]()
     selector = MaskSelector(experiments, [gates.size])
-    needed = experiments.options.minimum_per_layer * (int(gates.layer_index().max()) + 1)
+    minimum = experiments.options.minimum_per_layer
+    needed = int(gates.layer_index().bincount().clamp(max=minimum).sum())  # a layer may have fewer heads than the minimum
     if needed >= gates.size:
         raise GateError(
-            f"minimum_per_layer is {experiments.options.minimum_per_layer}, which keeps all {gates.size} {gates.unit}s, so "
-            "there is no budget to find; give a smaller --model.minimum_per_layer"
+            f"minimum_per_layer is {minimum}, which keeps all {gates.size} {gates.unit}s, so there is no budget to find; give "
+            "a smaller --model.minimum_per_layer"
         )
     fails, holds = max(0, needed - 1), gates.size
     with progress.stage("the fewest heads within the loss", gates.size.bit_length()) as shown_stage:

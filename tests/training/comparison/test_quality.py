@@ -63,11 +63,18 @@ def test_a_loss_is_in_points_unless_lower_is_better():
 
 
 def test_a_minimum_of_all_heads_leaves_no_budget_to_find(experiments):
-    setup = experiments.setup
-    setup = replace(setup, model=replace(setup.model, minimum_per_layer=4, budget=8))
+    setup = replace(experiments.setup, model=replace(experiments.setup.model, minimum_per_layer=4, budget=8))
     other = Experiments(setup, experiments.data, cache=experiments.cache)
     with pytest.raises(GateError, match="minimum_per_layer is 4, which keeps all 8 heads, so there is no budget to find"):
         fewest_heads(other, Method("obs"), 1.0)
+
+
+def test_a_layer_with_fewer_heads_than_the_minimum_needs_no_more_than_it_has(monkeypatch, experiments):
+    setup = replace(experiments.setup, model=replace(experiments.setup.model, minimum_per_layer=4, budget=8))
+    other = Experiments(setup, experiments.data, cache=experiments.cache)
+    monkeypatch.setattr(other.pruner.gates, "layer_index", lambda: torch.tensor([0] * 6 + [1] * 2))
+    monkeypatch.setattr(quality, "quality_at", lambda *given: QualityPoint(given[-1], 0.0, 0.0, 0.0, 0.0))
+    assert fewest_heads(other, Method("obs"), 1.0)[0] == 4 + 2
 
 
 @pytest.mark.integration
